@@ -1,0 +1,38 @@
+"""KOSMOS: self-scheduling persistent kernels that can be watched, compared and changed.
+
+The names below are loaded when they are first used: reading, simulating and drawing traces needs neither
+torch nor triton.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "KosmosError": "errors",
+    "KosmosArgumentError": "errors",
+    "KosmosShapeError": "errors",
+    "KosmosDeadlock": "errors",
+    "KosmosTimeout": "errors",
+    "KosmosTraceError": "errors",
+    "KosmosEnvironmentError": "errors",
+    "Trace": "trace",
+    "Policy": "schedule",
+    "machines": "machine",
+    "World": "world",
+    "record": "world",
+    "all_gather_matmul": "ops",
+    "matmul_reduce_scatter": "ops",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module 'kosmos' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"kosmos.{_HOME[name]}"), name)
+
+
+def __dir__():
+    return sorted(__all__)
