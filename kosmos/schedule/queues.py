@@ -1,0 +1,100 @@
+"""Queues as tables: the ordered work of every role on every rank, as data that kernels and models read alike."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kosmos.errors import KosmosArgumentError
+
+FIELDS = "rank chunk band column row rows col cols wait wait_count signal_rank signal".split()
+ITEM = np.dtype([(field, np.int32) for field in FIELDS])
+"""One row of a queue, all int32; on the device a row is these fields as consecutive int32 words.
+
+rank: whose queue. chunk: the rank that the rows belong to (all-gather: whose shard; reduce-scatter: whose output).
+band: row block inside the chunk. column: column block. row, rows, col, cols: the tile in elements of the full matrix.
+wait, wait_count: the counter of this rank that must be complete before the work starts, and how many signals
+complete it (wait = -1: nothing). A counter is waited for as a whole: wait_count is all that it gets in one launch.
+signal_rank, signal: the counter, and the rank that holds it, that the finished item adds one to (-1: none).
+"""
+
+Order = str | Callable[[np.recarray], np.ndarray]
+"""An order: a name, or a function from the item table of one rank to a permutation of it."""
+
+
+class Tile(NamedTuple):
+    """Rows and columns of an output tile, in elements."""
+
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True)
+class Queues:
+    """The queues of one fused op: for each role an ITEM array [ranks, items] in the order in which they are claimed.
+
+    The items of `producer` wait for nothing that another item of the launch makes ready; those of `consumer` wait for
+    the producer's. `crew` is the role of the workgroups that a policy sets aside for communication. Counters below
+    `announced` are signalled by each rank's entry into the launch and not by an item.
+    """
+
+    op: str
+    ranks: int
+    counters: int
+    announced: int
+    producer: str
+    consumer: str
+    crew: str
+    items: dict[str, np.ndarray]
+
+
+def tile_table(rank: int, ranks: int, chunk_rows: int, cols: int, tile: Tile) -> np.recarray:
+    """All output tiles of a [ranks * chunk_rows, cols] matrix as ITEM rows of `rank`, chunk by chunk, row by row.
+
+    A tile never spans two chunks. Waits and signals are left at "none".
+    """
+    bands, columns = -(-chunk_rows // tile.rows), -(-cols // tile.cols)
+    chunk, band, column = (axis.ravel() for axis in np.indices((ranks, bands, columns)))
+    table = np.zeros(chunk.size, ITEM)
+    table["rank"], table["chunk"], table["band"], table["column"] = rank, chunk, band, column
+    table["row"] = chunk * chunk_rows + band * tile.rows
+    table["rows"] = np.minimum(tile.rows, chunk_rows - band * tile.rows)
+    table["col"] = column * tile.cols
+    table["cols"] = np.minimum(tile.cols, cols - column * tile.cols)
+    for field in ("wait", "signal", "signal_rank"):
+        table[field] = -1
+    return table.view(np.recarray)
+
+
+def ordered(table: np.recarray, order: Order, named: dict[str, Callable[[np.recarray], np.ndarray]]) -> np.recarray:
+    """`table` in the given order: one of the `named` ones, "random:SEED", or a function that returns a permutation.
+
+    Raises KosmosArgumentError for an unknown name and for a result that is no permutation.
+    """
+    if isinstance(order, str) and order.startswith("random:") and order[7:].isdecimal():
+        generator = np.random.default_rng((int(order[7:]), int(table.rank[0])))
+        return table[generator.permutation(len(table))]
+    rule = order if callable(order) else named.get(order) if isinstance(order, str) else None
+    if rule is None:
+        allowed = ", ".join(repr(name) for name in (*named, "random:SEED"))
+        raise KosmosArgumentError(f"order={order!r} is unknown; allowed are {allowed} or a function")
+    permutation = np.asarray(rule(table.copy()))
+    if permutation.shape != (len(table),) or not np.array_equal(np.sort(permutation), np.arange(len(table))):
+        brief = np.array2string(permutation.ravel()[:6], separator=", ")
+        raise KosmosArgumentError(
+            f"order {order_name(order)} must return a permutation of 0..{len(table) - 1}, one index for each of the "
+            f"{len(table)} items; it returned {permutation.dtype} of shape {permutation.shape}: {brief}"
+        )
+    return table[permutation]
+
+
+def order_name(order: Order) -> str:
+    """How an order is called in a trace and in an error."""
+    return order if isinstance(order, str) else getattr(order, "__name__", repr(order))
+
+
+def by(*keys: np.ndarray) -> np.ndarray:
+    """The permutation that sorts by the first key, then the second, and so on."""
+    return np.lexsort(keys[::-1])
+

@@ -1,0 +1,141 @@
+"""A trace as one Parquet file: the spans are its table, everything else is in the metadata of its footer."""
+
+import base64
+import json
+import os
+import uuid
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kosmos.errors import KosmosTraceError
+
+FORMAT = 1
+
+# Keys of the footer: {"format": FORMAT, "meta": ...} as JSON, the other tables as Parquet in base64.
+_KEY, _QUEUE_KEY, _COUNTERS_KEY = "kosmos", "kosmos.queue", "kosmos.counters"
+
+# A queue of some million items in the footer is more than Parquet's guard against broken files expects.
+_FOOTER_LIMIT = 2**31 - 1
+
+Path = str | os.PathLike[str]
+
+
+def save(path: Path, spans: pa.Table, queue: pa.Table, counters: pa.Table, meta: dict[str, Any]) -> None:
+    """Write a trace's tables and meta to `path`, whole or not at all; the same trace gives the same bytes.
+
+    Raises KosmosTraceError if the file cannot be written or `meta` is not JSON.
+    """
+    head = json.dumps({"format": FORMAT, "meta": as_json(meta)}, sort_keys=True, separators=(",", ":"))
+    footer = {_KEY: head, _QUEUE_KEY: _pack(queue), _COUNTERS_KEY: _pack(counters)}
+    path = os.fspath(path)
+    # In the same folder, so that the rename is one step of one file system.
+    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
+    try:
+        try:
+            with open(temporary, "xb") as file:
+                _write(spans, file, footer)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise KosmosTraceError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def load(path: Path) -> tuple[pa.Table, pa.Table, pa.Table, dict[str, Any]]:
+    """Spans, queue, counters and meta of the file at `path`; what the tables hold is not looked at.
+
+    Raises KosmosTraceError for a file that is missing, truncated, damaged, foreign or of a newer format.
+    """
+    path = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            return _read(file, path)
+    except KosmosTraceError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise KosmosTraceError(f"{path}: cannot be read ({error.strerror})") from None
+        raise _damaged(path) from None
+    except (pa.ArrowException, ValueError, TypeError, MemoryError):
+        raise _damaged(path) from None
+
+
+def as_json(meta: dict[str, Any]) -> dict[str, Any]:
+    """`meta` as it comes back from a file: tuples are lists, keys are text. KosmosTraceError if it cannot be JSON."""
+    if not isinstance(meta, dict):
+        raise KosmosTraceError(f"meta: must be a dict, not {type(meta).__name__}")
+    try:
+        return json.loads(json.dumps(meta))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise KosmosTraceError(f"meta: cannot be written as JSON ({error})") from None
+
+
+def _write(table: pa.Table, where: Any, footer: dict[str, str]) -> None:
+    integers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    with pq.ParquetWriter(
+        where,
+        table.schema,
+        compression="zstd",
+        # Neighbours are alike: times climb along a workgroup, items along a queue.
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in integers},
+        use_dictionary=[field.name for field in table.schema if field.name not in integers],
+        write_page_checksum=True,
+    ) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(footer)
+
+
+def _read(file: Any, path: str) -> tuple[pa.Table, pa.Table, pa.Table, dict[str, Any]]:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    start = file.read(4)
+    if start != b"PAR1":
+        raise KosmosTraceError(f"{path}: is {'empty' if not size else 'not a trace (not a Parquet file)'}")
+    file.seek(max(0, size - 4))
+    if size < 12 or file.read(4) != b"PAR1":
+        raise KosmosTraceError(f"{path}: is cut off: its end is missing")
+    file.seek(0)
+    parquet = _parquet(file)
+    footer = parquet.metadata.metadata or {}
+    if _KEY.encode() not in footer:
+        raise KosmosTraceError(f"{path}: is a Parquet file, but not a trace of KOSMOS")
+    head = json.loads(footer[_KEY.encode()])
+    if not isinstance(head, dict) or not isinstance(head.get("format"), int) or not isinstance(head.get("meta"), dict):
+        raise _damaged(path)
+    if head["format"] > FORMAT:
+        raise KosmosTraceError(
+            f"{path}: has format {head['format']}, written by a newer KOSMOS; this one reads up to {FORMAT}"
+        )
+    queue, counters = (_unpack(footer, key, path) for key in (_QUEUE_KEY, _COUNTERS_KEY))
+    return parquet.read(), queue, counters, head["meta"]
+
+
+def _parquet(file: Any) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        file,
+        page_checksum_verification=True,
+        thrift_string_size_limit=_FOOTER_LIMIT,
+        thrift_container_size_limit=_FOOTER_LIMIT,
+    )
+
+
+def _pack(table: pa.Table) -> str:
+    sink = pa.BufferOutputStream()
+    _write(table, sink, {})
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def _unpack(footer: dict[bytes, bytes], key: str, path: str) -> pa.Table:
+    if key.encode() not in footer:
+        raise KosmosTraceError(f"{path}: lacks its table {key}")
+    return _parquet(pa.BufferReader(base64.b64decode(footer[key.encode()], validate=True))).read()
+
+
+def _damaged(path: str) -> KosmosTraceError:
+    return KosmosTraceError(f"{path}: is a damaged trace: its content contradicts itself")

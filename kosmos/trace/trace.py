@@ -1,0 +1,120 @@
+"""The trace of one run."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from kosmos.errors import KosmosTraceError
+from kosmos.trace import files, metrics
+from kosmos.trace.schema import COUNTERS, QUEUE, SPANS, conform, numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Columns = pa.Table | Mapping[str, Any]
+
+
+class Trace:
+    """What happened in one run: who did which item when (`spans`), the queue they took it from, counters, `meta`.
+
+    `spans`, `queue` and `counters` are pyarrow Tables with the columns of `kosmos.trace.schema`; all times are int64
+    ns from the run's epoch. `meta` is a dict of plain JSON values; what KOSMOS writes there (op, shape, dtype,
+    policy, order, machine, place, clock, dropped, ...) may all be missing. `ranks`, and `workgroups` of a rank, are
+    taken from `meta`, else from the spans.
+
+    Tables may be given as mappings from column name to values. A trace holds what it was given: nothing is clamped,
+    sorted or repaired, and `problems()` lists what is wrong. Raises KosmosTraceError for tables with other columns
+    or types, and for a `meta` that is not JSON or contradicts the spans.
+    """
+
+    def __init__(
+        self,
+        spans: Columns,
+        queue: Columns | None = None,
+        counters: Columns | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        self.spans: pa.Table = conform(spans, SPANS, "spans")
+        self.queue: pa.Table = conform(queue, QUEUE, "queue")
+        self.counters: pa.Table = conform(counters, COUNTERS, "counters")
+        self.meta: dict[str, Any] = files.as_json({} if meta is None else meta)
+        self.ranks = self._extent("ranks", "rank")
+        self.workgroups = self._extent("workgroups", "workgroup")
+        _check(self.meta)
+
+    def _extent(self, key: str, column: str) -> int:
+        """How many ranks or workgroups there are: what `meta` says, else what the spans need."""
+        (used,) = numbers(self.spans, column)
+        if len(used) and used.min() < 0:
+            raise KosmosTraceError(f"spans: column {column} has the negative value {used.min()}")
+        needed = int(used.max()) + 1 if len(used) else 0
+        said = self.meta.get(key)
+        if said is None:
+            return needed
+        if not isinstance(said, int) or isinstance(said, bool) or said < 0:
+            raise KosmosTraceError(f"meta: {key} must be a whole number, not {said!r}")
+        if said < needed:
+            raise KosmosTraceError(f"meta: {key} is {said}, but spans has {column} {needed - 1}")
+        return said
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to one Parquet file, whole or not at all; its table is `spans`, for any Parquet reader.
+
+        The same trace gives the same bytes. Raises KosmosTraceError if that fails.
+        """
+        files.save(path, self.spans, self.queue, self.counters, self.meta)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Trace":
+        """The trace that was saved at `path`, bit for bit.
+
+        Raises KosmosTraceError, naming the path, for a file that is missing, cut off, damaged, not a trace, or
+        written by a newer format.
+        """
+        tables = files.load(path)
+        try:
+            return cls(*tables)
+        except KosmosTraceError as error:
+            raise KosmosTraceError(f"{os.fspath(path)}: {error}") from None
+
+    def summary(self) -> metrics.Summary:
+        """Makespan (ns) and the share of each role, `wait` and `idle`; see `kosmos.trace.metrics.summary`."""
+        return metrics.summary(self)
+
+    def problems(self) -> list[str]:
+        """What is wrong with this trace, a sentence each; see `kosmos.trace.metrics.problems`."""
+        return metrics.problems(self)
+
+    def flows(self) -> pa.Table:
+        """The edges from producer to consumer items; see `kosmos.trace.metrics.flows`."""
+        return metrics.flows(self)
+
+    def plot(self, **options: Any) -> "Figure":
+        """A matplotlib Figure of the run; the options are those of `kosmos.plots.timeline`."""
+        # The one import upwards: for people, who look for a plot at the trace. Reading a trace needs no matplotlib.
+        from kosmos.plots import timeline
+
+        return timeline(self, **options)
+
+    def equals(self, other: "Trace") -> bool:
+        """Whether both hold the same tables, bit for bit, and the same meta."""
+        return (
+            self.spans.equals(other.spans)
+            and self.queue.equals(other.queue)
+            and _bits(self.counters).equals(_bits(other.counters))
+            and files.as_text(self.meta) == files.as_text(other.meta)
+        )
+
+    def __repr__(self) -> str:
+        said = [str(self.meta[key]) for key in ("op", "policy", "order") if self.meta.get(key)]
+        span = self.summary()["makespan_ns"]
+        parts = [
+            *said,
+            f"{self.ranks} ranks × {self.workgroups} workgroups",
+            f"{len(self.spans):,} spans",
+            f"{span / 1000:,.1f} µs",
+        ]
+        return f"<Trace: {', '.join(parts)}>"
