@@ -27,7 +27,7 @@ def save(path: Path, spans: pa.Table, queue: pa.Table, counters: pa.Table, meta:
 
     Raises KosmosTraceError if the file cannot be written or `meta` is not JSON.
     """
-    head = json.dumps({"format": FORMAT, "meta": as_json(meta)}, sort_keys=True, separators=(",", ":"))
+    head = as_text({"format": FORMAT, "meta": as_json(meta)})
     footer = {_KEY: head, _QUEUE_KEY: _pack(queue), _COUNTERS_KEY: _pack(counters)}
     path = os.fspath(path)
     # In the same folder, so that the rename is one step of one file system.
@@ -76,6 +76,11 @@ def as_json(meta: dict[str, Any]) -> dict[str, Any]:
         raise KosmosTraceError(f"meta: cannot be written as JSON ({error})") from None
 
 
+def as_text(value: dict[str, Any]) -> str:
+    """JSON of which two equal values have the same."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
 def _write(table: pa.Table, where: Any, footer: dict[str, str]) -> None:
     integers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
     with pq.ParquetWriter(
@@ -83,7 +88,7 @@ def _write(table: pa.Table, where: Any, footer: dict[str, str]) -> None:
         table.schema,
         compression="zstd",
         # Neighbours are alike: times climb along a workgroup, items along a queue.
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in integers},
+        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         use_dictionary=[field.name for field in table.schema if field.name not in integers],
         write_page_checksum=True,
     ) as writer:

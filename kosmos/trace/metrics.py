@@ -18,7 +18,7 @@ class Summary(dict[str, Any]):
 
     def _rows(self) -> list[tuple[str, str]]:
         shares = [(name, f"{100 * share:.1f} %") for name, share in self.items() if name != "makespan_ns"]
-        return [("makespan", f"{self['makespan_ns'] / 1000:,.1f} µs"), *shares]
+        return [("makespan", microseconds(self["makespan_ns"])), *shares]
 
     def __repr__(self) -> str:
         rows = self._rows()
@@ -33,16 +33,26 @@ class Summary(dict[str, Any]):
         return f"<table>{cells}</table>"
 
 
+def makespan_ns(trace: "Trace") -> int:
+    """Last end minus first claim in ns, 0 for a trace without spans."""
+    claim, end = numbers(trace.spans, "claim_ns", "end_ns")
+    return int(end.max() - claim.min()) if len(end) else 0
+
+
+def microseconds(ns: int) -> str:
+    """`ns` as a person reads it: to the ns where that is a digit that counts."""
+    return f"{ns / 1000:,.{1 if abs(ns) >= 100_000 else 3}f} µs"
+
+
 def summary(trace: "Trace") -> Summary:
-    """Makespan (last end minus first claim, ns) and how the time of all workgroups was spent.
+    """The makespan in ns, and how the time of all workgroups was spent.
 
     A role's share is its working time (start to end) over ranks × workgroups × makespan; every role of the spans or
     the queue has one. `wait` is claim to start, `idle` the rest: the shares add up to 1. A trace in which no time
     passes is idle. Spans that overlap or run backwards, see `problems`, count as they stand.
     """
     role, claim, start, end = numbers(trace.spans, "role", "claim_ns", "start_ns", "end_ns")
-    makespan = int(end.max() - claim.min()) if len(end) else 0
-    # Whole ns, summed as Python's integers where products could outgrow 64 bits; divided once.
+    makespan = makespan_ns(trace)
     total = trace.ranks * trace.workgroups * makespan
     present = set(np.unique(role)) | set(np.unique(numbers(trace.queue, "role")[0]))
     spent = {ROLES[code]: int((end - start)[role == code].sum()) for code in sorted(present)}
@@ -210,9 +220,7 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
     yield from _early(trace, queue, rows[row[known]], np.flatnonzero(known), queue.waits & (given > 0) & ~unbound)
 
 
-def _early(
-    trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bound: np.ndarray
-) -> Iterator[str]:
+def _early(trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bound: np.ndarray) -> Iterator[str]:
     """Waits that ended too early; `span` did the item in `row` of the queue, `bound` says which rows to look at."""
     start, end = numbers(trace.spans, "start_ns", "end_ns")
     tick = (trace.meta.get("clock") or {}).get("tick_ns") or 1

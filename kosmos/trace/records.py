@@ -54,7 +54,7 @@ def decode(buffer: np.ndarray, tick_ns: int = 1) -> tuple[pa.Table, dict[str, An
         rank, workgroup = np.argwhere(count < 0)[0]
         raise KosmosTraceError(f"the header of rank {rank} workgroup {workgroup} counts {count.min()} records")
     # A workgroup that never ran left its slice as zeros: that is no moment of entry.
-    ran = header.any(axis=-1)
+    ran: np.ndarray = (header != 0).any(axis=-1)
     epoch = int(enter[ran].min()) if ran.any() else 0
 
     rank, workgroup, row = np.nonzero(np.arange(capacity) < count[..., None])
@@ -82,9 +82,7 @@ def decode(buffer: np.ndarray, tick_ns: int = 1) -> tuple[pa.Table, dict[str, An
     lost = np.argwhere(count > capacity)
     extra = {
         "epoch": epoch,
-        "dropped": [
-            {"rank": int(r), "workgroup": int(w), "records": int(count[r, w]) - capacity} for r, w in lost
-        ],
+        "dropped": [{"rank": int(r), "workgroup": int(w), "records": int(count[r, w]) - capacity} for r, w in lost],
         "enter_ns": _since(enter, epoch, tick, ran),
         "leave_ns": _since(header[..., HEADER_LEAVE], epoch, tick, ran),
     }
@@ -92,4 +90,6 @@ def decode(buffer: np.ndarray, tick_ns: int = 1) -> tuple[pa.Table, dict[str, An
 
 
 def _since(ticks: np.ndarray, epoch: int, tick: int, ran: np.ndarray) -> list[list[int | None]]:
-    return np.where(ran, (ticks - epoch) * tick, None).tolist()
+    since = ((ticks - epoch) * tick).astype(object)
+    since[~ran] = None
+    return since.tolist()

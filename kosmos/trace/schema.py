@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kosmos.errors import KosmosTraceError
 
@@ -137,5 +136,6 @@ def role_array(codes: np.ndarray) -> pa.DictionaryArray:
 
 
 def _shapes(columns: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} ({len(value) if hasattr(value, '__len__') else type(value).__name__})"
-                     for key, value in columns.items())
+    return ", ".join(
+        f"{key} ({len(value) if hasattr(value, '__len__') else type(value).__name__})" for key, value in columns.items()
+    )

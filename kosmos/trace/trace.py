@@ -14,8 +14,6 @@ from kosmos.trace.schema import COUNTERS, QUEUE, SPANS, conform, numbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Columns = pa.Table | Mapping[str, Any]
-
 
 class Trace:
     """What happened in one run: who did which item when (`spans`), the queue they took it from, counters, `meta`.
@@ -32,9 +30,9 @@ class Trace:
 
     def __init__(
         self,
-        spans: Columns,
-        queue: Columns | None = None,
-        counters: Columns | None = None,
+        spans: pa.Table | Mapping[str, Any],
+        queue: pa.Table | Mapping[str, Any] | None = None,
+        counters: pa.Table | Mapping[str, Any] | None = None,
         meta: dict[str, Any] | None = None,
     ) -> None:
         self.spans: pa.Table = conform(spans, SPANS, "spans")
@@ -110,11 +108,27 @@ class Trace:
 
     def __repr__(self) -> str:
         said = [str(self.meta[key]) for key in ("op", "policy", "order") if self.meta.get(key)]
-        span = self.summary()["makespan_ns"]
-        parts = [
-            *said,
-            f"{self.ranks} ranks × {self.workgroups} workgroups",
-            f"{len(self.spans):,} spans",
-            f"{span / 1000:,.1f} µs",
-        ]
-        return f"<Trace: {', '.join(parts)}>"
+        size = f"{self.ranks} ranks × {self.workgroups} workgroups"
+        span = f"{len(self.spans):,} spans in {metrics.microseconds(metrics.makespan_ns(self))}"
+        return f"<Trace: {', '.join([*said, size, span])}>"
+
+
+def _check(meta: dict[str, Any]) -> None:
+    """Refuse what `problems` could not compute with."""
+    clock = meta.get("clock") or {}
+    tick = clock.get("tick_ns", 1) if isinstance(clock, dict) else clock
+    if not isinstance(tick, int | float) or not tick >= 0:
+        raise KosmosTraceError(f"meta: clock must be like {{'source': ..., 'tick_ns': 1}}, not {clock!r}")
+    dropped = meta.get("dropped") or []
+    slot = {"rank", "workgroup", "records"}
+    if not isinstance(dropped, list) or not all(
+        isinstance(one, dict) and slot <= one.keys() and all(isinstance(one[key], int) for key in slot)
+        for one in dropped
+    ):
+        raise KosmosTraceError(f"meta: dropped must be a list of {{rank, workgroup, records}}, not {dropped!r:.80}")
+
+
+def _bits(counters: pa.Table) -> pa.Table:
+    """The table with its float values as the integers of the same bits, under which a NaN equals itself."""
+    (value,) = numbers(counters, "value")
+    return counters.set_column(counters.column_names.index("value"), "value", pa.array(value.view(np.int64)))

@@ -1,0 +1,177 @@
+"""Virtual time: workgroups as coroutines, the earliest one runs; memory, links and products cost what the model says.
+
+Between two synchronisations (an atomic, a poll, a look at the clock) a workgroup's loads, stores and products overlap,
+as in a software-pipelined loop: what counts is the slowest of them. Memory and links are pipes that serve in the order
+of virtual time. Loads and stores of single words cost nothing.
+"""
+
+import bisect
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import greenlet
+import numpy as np
+
+from kosmos.errors import KosmosDeadlock
+from kosmos.machine import Machine
+
+NAP_NS = 40
+
+
+@dataclass
+class Workgroup:
+    """One program instance: where it is in time, what it has in flight, and what it waits for."""
+
+    rank: int
+    index: int
+    program: tuple[int, int, int]
+    ns: float = 0.0
+    bytes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    flops: int = 0
+    polled: dict[int, int] = field(default_factory=dict)
+    parked_at: int | None = None
+    waits_for: str = ""
+    coroutine: greenlet.greenlet | None = None
+
+
+class Clock:
+    """The hooks of kosmos.emulator.interpreter: keeps every workgroup's time and decides who runs."""
+
+    def __init__(self, machine: Machine, grid: tuple[int, int, int], owners: list[tuple[int, int, int]], calls: dict):
+        """owners: (first address, end address, rank) of symmetric memory. calls: what to run in place of a helper."""
+        self.machine = machine
+        self.grid = grid
+        self.owners = sorted(owners)
+        self.calls = calls
+        self.free_at: dict = defaultdict(float)
+        self.heap: list[tuple[float, int, Workgroup]] = []
+        self.pushed = 0
+        self.parked: dict[int, list[Workgroup]] = {}
+        self.writes: dict[int, int] = defaultdict(int)
+
+    def run(self, workgroups: list[Workgroup], body) -> None:
+        """Run `body` once for each workgroup, to the end. Raises KosmosDeadlock if some wait for ever."""
+        self.main = greenlet.getcurrent()
+        for workgroup in workgroups:
+            workgroup.coroutine = greenlet.greenlet(body)
+            self._push(workgroup)
+        try:
+            while self.heap:
+                self.current = heapq.heappop(self.heap)[2]
+                self.current.coroutine.switch()
+            if self.parked:
+                raise KosmosDeadlock(self._deadlock())
+        finally:
+            for workgroup in workgroups:
+                if workgroup.coroutine and not workgroup.coroutine.dead:
+                    workgroup.coroutine.throw(greenlet.GreenletExit)
+
+    # what the kernel asks
+
+    @property
+    def program(self) -> tuple[int, int, int]:
+        return self.current.program
+
+    def now(self) -> int:
+        self._settle()
+        return int(self.current.ns)
+
+    def cycles(self) -> int:
+        self._settle()
+        return int(self.current.ns * self.machine.clock_mhz / 1000)
+
+    def core(self) -> int:
+        return self.current.index
+
+    # what the kernel does
+
+    def moved(self, address: int, size: int) -> None:
+        self.current.bytes[self._owner(address)] += size
+
+    def multiplied(self, flops: int) -> None:
+        self.current.flops += flops
+
+    def nap(self) -> None:
+        self._settle()
+        self.current.ns += NAP_NS
+        self._let_earlier_run()
+
+    def before_atomic(self, address: int) -> None:
+        self._settle()
+        remote = self._owner(address) != self.current.rank
+        self.current.ns += self.machine.link_ns if remote else self.machine.atomic_ns
+        self._let_earlier_run()
+
+    def polls(self, address: int) -> None:
+        self.before_atomic(address)
+        self.current.polled[address] = self.writes[address]
+
+    def park(self, address: int) -> None:
+        """Sleep until `address` is written; not at all if it has been since this workgroup polled it."""
+        self._settle()
+        if self.current.polled.pop(address, None) != self.writes[address]:
+            return
+        self.current.parked_at = address
+        self.parked.setdefault(address, []).append(self.current)
+        self.main.switch()
+
+    def written(self, addresses: np.ndarray) -> None:
+        for address in addresses.reshape(-1).tolist():
+            self.writes[address] += 1
+            for workgroup in self.parked.pop(address, ()):
+                workgroup.ns = max(workgroup.ns, self.current.ns)
+                workgroup.parked_at = None
+                self._push(workgroup)
+
+    def call(self, function, run, args, kwargs):
+        instead = self.calls.get(function.fn)
+        return instead(self, run, *args, **kwargs) if instead else run(*args, **kwargs)
+
+    # time
+
+    def _settle(self) -> None:
+        """Let the time pass that the work in flight takes."""
+        workgroup, machine = self.current, self.machine
+        if not workgroup.flops and not workgroup.bytes:
+            return
+        begin = workgroup.ns
+        ends = [begin + workgroup.flops / machine.flops_per_ns]
+        latency = 0
+        for owner, size in workgroup.bytes.items():
+            if owner == workgroup.rank and workgroup.flops:
+                ends.append(begin + size / machine.operand_gbps)
+                latency = max(latency, machine.memory_ns)
+                continue
+            pipe, rate, far = (
+                (owner, machine.memory_gbps, machine.memory_ns)
+                if owner == workgroup.rank
+                else ((owner, workgroup.rank), machine.link_gbps, machine.link_ns)
+            )
+            self.free_at[pipe] = max(begin, self.free_at[pipe]) + size / rate
+            ends += [self.free_at[pipe], begin + size / machine.copy_gbps]
+            latency = max(latency, far)
+        workgroup.ns = max(ends) + latency
+        workgroup.bytes.clear()
+        workgroup.flops = 0
+
+    def _owner(self, address: int) -> int:
+        """Whose memory an address is; what no rank has registered is the workgroup's own."""
+        index = bisect.bisect_right(self.owners, (address, 1 << 63, 0)) - 1
+        return self.owners[index][2] if index >= 0 and address < self.owners[index][1] else self.current.rank
+
+    def _push(self, workgroup: Workgroup) -> None:
+        self.pushed += 1
+        heapq.heappush(self.heap, (workgroup.ns, self.pushed, workgroup))
+
+    def _let_earlier_run(self) -> None:
+        if self.heap and self.heap[0][0] < self.current.ns:
+            self._push(self.current)
+            self.main.switch()
+
+    def _deadlock(self) -> str:
+        stuck = sorted((w for waiting in self.parked.values() for w in waiting), key=lambda w: (w.rank, w.index))
+        first = stuck[0]
+        what = first.waits_for or f"a write to address {first.parked_at:#x}"
+        others = f"; {len(stuck) - 1} more wait as well" if len(stuck) > 1 else ""
+        return f"rank {first.rank}, workgroup {first.index} waits for ever: {what}{others}"

@@ -1,0 +1,224 @@
+"""All that KOSMOS takes from the private parts of Triton's interpreter, in one place.
+
+`interpreting(hooks)` makes jitted functions callable as Python for a while, with Triton's own numpy interpreter
+underneath. It needs no TRITON_INTERPRET: compiled and emulated launches live side by side in one process. On top of
+Triton's interpreter it gives bf16 its right meaning (the stock one multiplies the raw 16 bits and truncates), the
+builtins of kosmos.lang, and calls to `hooks` wherever time passes. `self_test()` says which part of a Triton version
+does not fit.
+"""
+
+import contextlib
+import inspect
+import types
+from typing import Protocol
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.runtime import interpreter as private
+from triton.runtime.jit import JITFunction
+
+from kosmos.errors import KosmosEnvironmentError
+from kosmos.lang import device
+
+Handle = private.TensorHandle
+
+
+class Hooks(Protocol):
+    """What the interpreter tells about and asks for while a kernel runs."""
+
+    program: tuple[int, int, int]
+    grid: tuple[int, int, int]
+
+    def now(self) -> int: ...
+    def cycles(self) -> int: ...
+    def core(self) -> int: ...
+    def nap(self) -> None: ...
+    def before_atomic(self, address: int) -> None: ...
+    def written(self, addresses: np.ndarray) -> None: ...
+    def polls(self, address: int) -> None: ...
+    def park(self, address: int) -> None: ...
+    def moved(self, address: int, size: int) -> None: ...
+    def multiplied(self, flops: int) -> None: ...
+    def call(self, function, run, args, kwargs): ...
+
+
+class Builder(private.InterpreterBuilder):
+    """Triton's interpreting builder with hooks."""
+
+    hooks: Hooks
+
+    # the interpreter keeps the running program's index on the builder; here it is the running coroutine's
+    grid_idx = property(lambda self: self.hooks.program)
+    grid_dim = property(lambda self: self.hooks.grid)
+
+    def kosmos_now(self):
+        return Handle(np.array([self.hooks.now()], np.int64), tl.int64)
+
+    def kosmos_cycles(self):
+        return Handle(np.array([self.hooks.cycles()], np.int64), tl.int64)
+
+    def kosmos_die(self):
+        return Handle(np.zeros(1, np.int32), tl.int32)
+
+    def kosmos_core(self):
+        return Handle(np.array([self.hooks.core()], np.int32), tl.int32)
+
+    def kosmos_drain(self):
+        return Handle(np.zeros(1, np.int32), tl.int32)
+
+    def kosmos_nap(self):
+        self.hooks.nap()
+        return Handle(np.zeros(1, np.int32), tl.int32)
+
+    def kosmos_poll(self, pointer):
+        self.hooks.polls(_first(pointer))
+        return super().create_load(pointer, None, None, False)
+
+    def kosmos_pause(self, pointer):
+        self.hooks.park(_first(pointer))
+        return Handle(np.zeros(1, np.int32), tl.int32)
+
+    def create_atomic_rmw(self, op, pointer, *args):
+        self.hooks.before_atomic(_first(pointer))
+        result = super().create_atomic_rmw(op, pointer, *args)
+        self.hooks.written(pointer.data)
+        return result
+
+    def create_atomic_cas(self, pointer, *args):
+        self.hooks.before_atomic(_first(pointer))
+        result = super().create_atomic_cas(pointer, *args)
+        self.hooks.written(pointer.data)
+        return result
+
+    # later Triton versions pass the cache policy in other arguments
+    def create_load(self, pointer, *args, **kwargs):
+        everywhere = Handle(np.ones(pointer.data.shape, bool), tl.int1)
+        return self.create_masked_load(pointer, everywhere, None, *args, **kwargs)
+
+    def create_store(self, pointer, value, *args, **kwargs):
+        everywhere = Handle(np.ones(pointer.data.shape, bool), tl.int1)
+        return self.create_masked_store(pointer, value, everywhere, *args, **kwargs)
+
+    def create_masked_load(self, pointer, mask, other, *args, **kwargs):
+        self._moved(pointer, mask, numpy_dtype(pointer.get_element_ty()).itemsize)
+        return super().create_masked_load(pointer, mask, other, *args, **kwargs)
+
+    def create_masked_store(self, pointer, value, mask, *args, **kwargs):
+        self._moved(pointer, mask, value.data.itemsize)
+        super().create_masked_store(pointer, value, mask, *args, **kwargs)
+        if pointer.data.size == 1 and mask.data.all():
+            self.hooks.written(pointer.data)
+
+    def _moved(self, pointer, mask, itemsize):
+        if pointer.data.size > 1:
+            count = int(np.count_nonzero(mask.data))
+            if count:
+                self.hooks.moved(int(pointer.data.reshape(-1)[int(np.argmax(mask.data))]), count * itemsize)
+
+    def create_dot(self, a, b, d, *args):
+        rows, inner = a.data.shape[-2:]
+        self.hooks.multiplied(2 * rows * inner * b.data.shape[-1])
+        if a.dtype.scalar in (tl.bfloat16, tl.float16, tl.float32):
+            return Handle(
+                to_float32(a.data, a.dtype.scalar) @ to_float32(b.data, b.dtype.scalar) + d.data, d.dtype.scalar
+            )
+        return super().create_dot(a, b, d, *args)
+
+    def cast_impl(self, source, target):
+        pair = source.dtype.scalar, target.scalar
+        if pair == (tl.bfloat16, tl.float32):
+            return Handle(to_float32(source.data, tl.bfloat16), tl.float32)
+        if pair == (tl.float32, tl.bfloat16):
+            return Handle(round_to_bfloat16(source.data), tl.bfloat16)
+        return super().cast_impl(source, target)
+
+    create_fp_trunc = create_fp_ext = lambda self, source, target: self.cast_impl(source, target)
+
+
+def _first(pointer) -> int:
+    return int(pointer.data.reshape(-1)[0])
+
+
+def to_float32(data: np.ndarray, dtype) -> np.ndarray:
+    """Values of a Triton dtype (bf16 as its raw 16 bits) as float32, in the same memory order."""
+    if dtype == tl.bfloat16:
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data.astype(np.float32, copy=False)
+
+
+def round_to_bfloat16(data: np.ndarray) -> np.ndarray:
+    """float32 as raw bf16, rounded to nearest even; a NaN stays one."""
+    bits = np.ascontiguousarray(data).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(data), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+_stock_numpy_dtype = private._get_np_dtype
+_numpy_dtypes: dict = {}
+
+
+def numpy_dtype(dtype) -> np.dtype:
+    """Triton's own mapping, remembered: it builds a dictionary at every call."""
+    known = _numpy_dtypes.get(id(dtype))
+    if known is None:
+        # the dtype is kept beside the answer, so that its id is not given to another one
+        known = _numpy_dtypes[id(dtype)] = (_stock_numpy_dtype(dtype), dtype)
+    return known[0]
+
+
+def python_function(kernel):
+    """The interpretable form of a jitted function."""
+    return private.InterpretedFunction(kernel.fn).rewrite()
+
+
+def kernel_arguments(kernel, arguments: dict) -> dict:
+    """Host arguments as the interpreter wants them: tensors as pointers, numbers as scalars, constexprs as they are."""
+    parameters = inspect.signature(kernel.fn).parameters
+    constant = {name for name, parameter in parameters.items() if "constexpr" in str(parameter.annotation)}
+    return {name: value if name in constant else private._implicit_cvt(value) for name, value in arguments.items()}
+
+
+@contextlib.contextmanager
+def interpreting(hooks: Hooks):
+    """While it lasts, calls of jitted functions are interpreted and `hooks` is told."""
+    builder = private.interpreter_builder
+    options = builder.options
+    call = JITFunction.__call__
+    builder.__class__, builder.hooks = Builder, hooks
+    # the overflow check makes ten operations of each integer operation
+    builder.options = private.InterpreterOptions(sanitize_overflow=False)
+    device.emulated_semantic = private.interpreter_semantic
+    # the function only lends its globals: through them Triton finds the modules to patch
+    scope = private._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
+    # numpy 2.4 no longer turns a one-element array into an index
+    scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
+    private._get_np_dtype = numpy_dtype
+    JITFunction.__call__ = lambda self, *args, **kwargs: hooks.call(self, python_function(self), args, kwargs)
+    try:
+        yield
+    finally:
+        JITFunction.__call__ = call
+        private._get_np_dtype = _stock_numpy_dtype
+        scope.restore()
+        device.emulated_semantic = None
+        builder.options = options
+        builder.__class__ = private.InterpreterBuilder
+
+
+def self_test() -> None:
+    """Raise KosmosEnvironmentError that names the missing piece if this Triton's interpreter does not fit."""
+    needed = {
+        private: "InterpreterBuilder InterpreterOptions InterpretedFunction TensorHandle interpreter_builder "
+        "interpreter_semantic _patch_lang _implicit_cvt _get_np_dtype",
+        private.InterpreterBuilder: "create_atomic_rmw create_atomic_cas create_masked_load create_masked_store "
+        "create_dot cast_impl",
+        JITFunction: "__call__",
+    }
+    for owner, names in needed.items():
+        for name in names.split():
+            if not hasattr(owner, name):
+                raise KosmosEnvironmentError(
+                    f"the emulator does not fit Triton {triton.__version__}: {owner.__name__} has no {name}; "
+                    "Triton 3.6 to 3.9 are known to work"
+                )

@@ -1,0 +1,80 @@
+"""The tile helpers of kosmos.lang as numpy operations: the same bits and the same charges, less interpretation."""
+
+import ctypes
+
+import numpy as np
+import triton.language as tl
+
+from kosmos.emulator.interpreter import Handle, numpy_dtype, round_to_bfloat16, to_float32
+from kosmos.lang import tiles
+
+
+def gemm_tile(clock, run, a, b, k, rows, cols, EVEN_K, BM, BN, BK):
+    k, rows, cols = int(k), int(rows), int(cols)
+    a_rows, b_rows = _view(a, rows, k, k), _view(b, cols, k, k)
+    a_rows = a_rows[np.minimum(np.arange(BM), rows - 1)]
+    b_rows = b_rows[np.minimum(np.arange(BN), cols - 1)]
+    dtype = a.dtype.element_ty
+    tile = np.zeros((BM, BN), np.float32)
+    for step in range(0, k, BK):
+        a_part, b_part = _padded(a_rows[:, step : step + BK], BK), _padded(b_rows[:, step : step + BK], BK)
+        tile = to_float32(a_part, dtype) @ to_float32(b_part, dtype).T + tile
+        clock.multiplied(2 * BM * BN * BK)
+    clock.moved(_address(a), BM * k * a_rows.itemsize)
+    clock.moved(_address(b), BN * k * b_rows.itemsize)
+    return tl.core.tensor(Handle(tile, tl.float32), tl.block_type(tl.float32, [BM, BN]))
+
+
+def store_tile(clock, run, y, tile, rows, cols, pitch, BM, BN):
+    rows, cols = int(rows), int(cols)
+    target = _view(y, rows, cols, int(pitch))
+    target[:] = _rounded(tile.handle.data[:rows, :cols], y.dtype.element_ty)
+    clock.moved(_address(y), rows * cols * target.itemsize)
+
+
+def copy_tile(clock, run, source, target, rows, cols, pitch, CM, CN):
+    rows, cols, pitch = int(rows), int(cols), int(pitch)
+    values = _view(source, rows, cols, pitch)
+    _view(target, rows, cols, pitch)[:] = values
+    for pointer in (source, target):
+        clock.moved(_address(pointer), rows * cols * values.itemsize)
+
+
+def reduce_tile(clock, run, part, peers, y, rows, cols, pitch, RANKS, RM, RN):
+    rows, cols, pitch = int(rows), int(cols), int(pitch)
+    distances = np.frombuffer((ctypes.c_int64 * RANKS).from_address(_address(peers)), np.int64)
+    total = np.zeros((rows, cols), np.float32)
+    for distance in distances.tolist():
+        values = _view(part, rows, cols, pitch, distance)
+        total = total + to_float32(values, part.dtype.element_ty)
+        clock.moved(_address(part) + distance, rows * cols * values.itemsize)
+    target = _view(y, rows, cols, pitch)
+    target[:] = _rounded(total, y.dtype.element_ty)
+    clock.moved(_address(y), rows * cols * target.itemsize)
+
+
+MACROS = {getattr(tiles, macro.__name__).fn: macro for macro in (gemm_tile, store_tile, copy_tile, reduce_tile)}
+
+
+def _address(pointer) -> int:
+    return int(pointer.handle.data.reshape(-1)[0])
+
+
+def _view(pointer, rows: int, cols: int, pitch: int, offset: int = 0) -> np.ndarray:
+    """The matrix that a kernel pointer (plus an offset in bytes) points to; bf16 as its raw 16 bits."""
+    dtype = numpy_dtype(pointer.dtype.element_ty)
+    memory = (ctypes.c_char * (((rows - 1) * pitch + cols) * dtype.itemsize)).from_address(_address(pointer) + offset)
+    return np.lib.stride_tricks.as_strided(
+        np.frombuffer(memory, dtype), (rows, cols), (pitch * dtype.itemsize, dtype.itemsize), writeable=True
+    )
+
+
+def _padded(part: np.ndarray, width: int) -> np.ndarray:
+    # a copy in row order either way: BLAS then takes the same path as for an interpreted load
+    padded = np.zeros((part.shape[0], width), part.dtype)
+    padded[:, : part.shape[1]] = part
+    return padded
+
+
+def _rounded(values: np.ndarray, dtype) -> np.ndarray:
+    return round_to_bfloat16(values) if dtype == tl.bfloat16 else values.astype(numpy_dtype(dtype))

@@ -1,0 +1,52 @@
+"""What a kernel may say: claim, wait, signal, now, record, gemm_tile, copy_tile, reduce_tile.
+
+One source for CUDA, ROCm and the emulator. Only `device` knows which of them it is on.
+"""
+
+from kosmos.lang.device import cycles, nap, now, pause, poll, unit
+from kosmos.lang.record import open_slice, close_slice, record, stamp, stamp_cycles
+from kosmos.lang.sync import (
+    BUILDER,
+    MOVER,
+    REDUCER,
+    announce,
+    claim,
+    claim_two_way,
+    enter,
+    leave,
+    on_peer,
+    pace,
+    signal,
+    wait,
+)
+from kosmos.lang.tiles import copy_tile, gemm_tile, reduce_tile, store_tile
+
+__all__ = [
+    "BUILDER",
+    "MOVER",
+    "REDUCER",
+    "announce",
+    "claim",
+    "claim_two_way",
+    "close_slice",
+    "copy_tile",
+    "cycles",
+    "enter",
+    "gemm_tile",
+    "leave",
+    "nap",
+    "now",
+    "on_peer",
+    "open_slice",
+    "pace",
+    "pause",
+    "poll",
+    "record",
+    "reduce_tile",
+    "signal",
+    "stamp",
+    "stamp_cycles",
+    "store_tile",
+    "unit",
+    "wait",
+]

@@ -1,0 +1,130 @@
+"""The instructions that Triton has no word for, one source for CUDA, ROCm and the emulator.
+
+Each is a builtin that asks its own builder which back end it is compiled for (tl.target_info would ask the active
+driver, which is wrong when cross-compiling). Every thread of a workgroup gets its own answer: never choose a role by
+one of these, only by an elected atomic.
+"""
+
+import functools
+
+import triton
+from triton.language import core
+
+emulated_semantic = None
+"""Set by the emulator while it runs a kernel; calls then arrive without a semantic of their own."""
+
+
+def _builtin(function):
+    @functools.wraps(function)
+    def call(*args, _semantic=None):
+        return function(*args, _semantic=emulated_semantic if _semantic is None else _semantic)
+
+    call.__triton_builtin__ = True
+    return call
+
+
+def _asm(text, constraints, args, dtype, semantic):
+    return core.inline_asm_elementwise(text, constraints, args, dtype=dtype, is_pure=False, pack=1, _semantic=semantic)
+
+
+def _by_backend(semantic, cuda, hip, emulated, dtype, args=(), emulated_args=()):
+    """cuda, hip: (assembly, constraints); emulated: a method of the emulator's builder."""
+    builder = semantic.builder
+    backend = builder.options.backend_name
+    if backend == "interpreter":
+        return core.tensor(getattr(builder, emulated)(*(arg.handle for arg in args + emulated_args)), dtype)
+    return _asm(*(cuda if backend == "cuda" else hip), list(args), dtype, semantic)
+
+
+@_builtin
+def now(_semantic=None):
+    """The device's timer, int64 ticks: 1 ns on CUDA and in the emulator, 10 ns (100 MHz) on ROCm."""
+    # on ROCm not tl.extra.hip.memrealtime: on gfx9 it waits on vmcnt, but a scalar read completes on lgkmcnt
+    return _by_backend(
+        _semantic,
+        ("mov.u64 $0, %globaltimer;", "=l"),
+        ("s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s"),
+        "kosmos_now",
+        core.int64,
+    )
+
+
+@_builtin
+def cycles(_semantic=None):
+    """The clock counter of the compute unit, int64: cycles over time is the clock that a workgroup ran at."""
+    return _by_backend(
+        _semantic,
+        ("mov.u64 $0, %clock64;", "=l"),
+        ("s_memtime $0\ns_waitcnt lgkmcnt(0)", "=s"),
+        "kosmos_cycles",
+        core.int64,
+    )
+
+
+@_builtin
+def _die(_semantic=None):
+    return _by_backend(
+        _semantic,
+        ("mov.u32 $0, 0;", "=r"),
+        ("s_getreg_b32 $0, hwreg(HW_REG_XCC_ID, 0, 4)", "=s"),
+        "kosmos_die",
+        core.int32,
+    )
+
+
+@_builtin
+def _core(_semantic=None):
+    return _by_backend(
+        _semantic,
+        ("mov.u32 $0, %smid;", "=r"),
+        ("s_getreg_b32 $0, hwreg(HW_REG_HW_ID, 8, 8)", "=s"),
+        "kosmos_core",
+        core.int32,
+    )
+
+
+@triton.jit
+def unit():
+    """Where this workgroup runs: 256 * die + SM (CUDA) or shader engine and CU (ROCm)."""
+    return _die() * 256 + _core()
+
+
+@_builtin
+def poll(pointer, _semantic=None):
+    """Read an int32 that another workgroup or GPU may be writing; later reads see what was written before it."""
+    # tl.load has no acquire, and volatile or .cv loads do not mean the same on every target
+    return _by_backend(
+        _semantic,
+        ("ld.acquire.sys.global.b32 $0, [$1];", "=r,l"),
+        ("global_load_dword $0, $1, off sc0 sc1\ns_waitcnt vmcnt(0)\nbuffer_inv sc0 sc1", "=&v,v"),
+        "kosmos_poll",
+        core.int32,
+        (pointer,),
+    )
+
+
+@_builtin
+def nap(_semantic=None):
+    """Let some 40 ns pass without using the compute unit."""
+    return _by_backend(_semantic, *_NAP, "kosmos_nap", core.int32)
+
+
+@_builtin
+def pause(pointer, _semantic=None):
+    """Back off between two polls of `pointer`; the emulator parks the workgroup until it is written."""
+    return _by_backend(_semantic, *_NAP, "kosmos_pause", core.int32, emulated_args=(pointer,))
+
+
+_NAP = ("nanosleep.u32 40;\nmov.u32 $0, 0;", "=r"), ("s_sleep 1\ns_mov_b32 $0, 0", "=s")
+
+
+@_builtin
+def drain(_semantic=None):
+    """Wait until this thread's own stores have left; needed before the barrier of a signal on ROCm."""
+    return _by_backend(
+        _semantic,
+        ("mov.u32 $0, 0;", "=r"),
+        ("s_waitcnt vmcnt(0)\ns_mov_b32 $0, 0", "=s"),
+        "kosmos_drain",
+        core.int32,
+    )

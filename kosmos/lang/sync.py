@@ -1,0 +1,183 @@
+"""Claiming, waiting, signalling; entering and leaving a launch.
+
+Every rank has a block of int32 words, its *state*, in symmetric memory: the epoch, the tickets of its queues, and its
+counters. Counters only ever grow. In epoch e (the number of launches before this one) a counter that gets n signals a
+launch is complete at (e + 1) * n; compared by their difference, the values may wrap.
+"""
+
+import triton
+import triton.language as tl
+
+from kosmos.lang.device import drain, nap, now, pause, poll
+from kosmos.lang.items import ITEM_WORDS, WAIT, WAIT_COUNT
+from kosmos.trace.schema import ROLES
+
+MOVER = tl.constexpr(ROLES.index("mover"))
+BUILDER = tl.constexpr(ROLES.index("builder"))
+REDUCER = tl.constexpr(ROLES.index("reducer"))
+
+# words of a rank's state; tickets lie a cache line apart, so that the claims of two roles do not meet
+EPOCH = tl.constexpr(0)
+LEFT = tl.constexpr(1)
+STOP = tl.constexpr(2)
+LINE = tl.constexpr(32)
+COUNTERS = tl.constexpr(LINE.value * (1 + len(ROLES)))
+N_ROLES = tl.constexpr(len(ROLES))
+
+CLOSED = tl.constexpr(1 << 30)
+"""Added to the tickets when a wait has expired: every later claim finds its queue empty."""
+
+# words of a fault: who waited for what
+FAULT_WORDS = tl.constexpr(8)
+
+
+@triton.jit
+def on_peer(pointer, peers, peer):
+    """The same place in another rank's symmetric memory. peers: int64 [ranks], distances in bytes from this rank's."""
+    there = pointer.to(tl.pointer_type(tl.int8)) + tl.load(peers + peer)
+    return there.to(pointer.dtype)
+
+
+@triton.jit
+def look(pointer):
+    """Read an int32 once for the whole workgroup, so that all its threads decide alike; acquires."""
+    return tl.atomic_add(pointer, 0, sem="acquire", scope="sys")
+
+
+@triton.jit
+def enter(state):
+    """The epoch of this launch."""
+    return tl.load(state + EPOCH)
+
+
+@triton.jit
+def announce(state, peers, rank, RANKS: tl.constexpr):
+    """Tell every rank that this one is in the launch: its inputs may be read. Counter `rank` of each is for that."""
+    for peer in range(RANKS):
+        tl.atomic_add(on_peer(state, peers, peer) + COUNTERS + rank, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def leave(state, WORKGROUPS: tl.constexpr):
+    """The last workgroup of a rank to leave makes its state ready for the next launch."""
+    tl.debug_barrier()
+    gone = tl.atomic_add(state + LEFT, 1, sem="acq_rel", scope="gpu")
+    if gone == WORKGROUPS - 1:
+        tl.store(state + LEFT, 0)
+        tl.store(state + EPOCH, tl.load(state + EPOCH) + 1)
+        if tl.load(state + STOP) == 0:
+            for role in range(N_ROLES):
+                tl.store(state + LINE * (1 + role), 0)
+
+
+@triton.jit
+def claim(state, role):
+    """Take the next ticket of a queue: the index of an item, or one beyond the last."""
+    return tl.atomic_add(state + LINE * (1 + role), 1, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def complete(state, counter, count, epoch):
+    """Whether a counter of this rank has all its signals of this launch."""
+    return look(state + COUNTERS + counter) - (epoch + 1) * count >= 0
+
+
+@triton.jit
+def claim_ready(state, role, items, length, epoch):
+    """Take the next ticket of a queue only if its item would not have to wait; otherwise -1."""
+    ticket = state + LINE * (1 + role)
+    taken = tl.full((), -1, tl.int32)
+    head = look(ticket)
+    if head < length:
+        counter = tl.load(items + head.to(tl.int64) * ITEM_WORDS + WAIT)
+        count = tl.load(items + head.to(tl.int64) * ITEM_WORDS + WAIT_COUNT)
+        ready = counter < 0
+        if counter >= 0:
+            ready = complete(state, counter, count, epoch)
+        if ready:
+            if tl.atomic_cas(ticket, head, head + 1, sem="relaxed", scope="gpu") == head:
+                taken = head
+    return taken
+
+
+@triton.jit
+def claim_two_way(here, producer, n_produced, consumer, consumed, n_consumed, consumes):
+    """The two-way rule: (role, ticket). A workgroup that `consumes` takes the next consumer item if it is ready;
+    otherwise everybody produces while there is something to produce, and then consumes. The consumer's ticket is
+    beyond its queue when everything is taken.
+
+    here: as in `wait`. consumed: the consumer's queue.
+    """
+    state, _, _, epoch, _, _, _ = here
+    role = tl.full((), consumer, tl.int32)
+    ticket = tl.full((), -1, tl.int32)
+    if consumes:
+        ticket = claim_ready(state, consumer, consumed, n_consumed, epoch)
+    if ticket < 0:
+        role = tl.full((), producer, tl.int32)
+        ticket = claim(state, producer)
+        if ticket >= n_produced:
+            role = tl.full((), consumer, tl.int32)
+            ticket = claim(state, consumer)
+    return role, ticket
+
+
+@triton.jit
+def wait(here, counter, count, role, item, RANKS: tl.constexpr):
+    """Wait until a counter of this rank is complete; later reads see what its signallers wrote.
+
+    here: (state, peers, faults, epoch, limit, rank, workgroup). counter = -1 waits for nothing. If `limit` ticks pass,
+    the fault is written down (the first one of the rank stays), all queues of all ranks are closed, and every wait of
+    the launch ends: the workgroups leave, the results are void.
+    """
+    state, peers, faults, epoch, limit, rank, workgroup = here
+    if counter >= 0:
+        pointer = state + COUNTERS + counter
+        wanted = (epoch + 1) * count
+        if look(pointer) - wanted < 0:
+            since = now()
+            while (poll(pointer) - wanted < 0) & (poll(state + STOP) == 0) & (now() - since < limit):
+                pause(pointer)
+            # the threads may have seen different things: one look for all decides
+            seen = look(pointer)
+            if seen - wanted < 0:
+                if tl.atomic_xchg(state + STOP, 1, sem="acq_rel", scope="sys") == 0:
+                    fault = faults + rank * FAULT_WORDS
+                    tl.store(fault + 1, workgroup.to(tl.int64))
+                    tl.store(fault + 2, tl.full((), role, tl.int64))
+                    tl.store(fault + 3, item.to(tl.int64))
+                    tl.store(fault + 4, counter.to(tl.int64))
+                    tl.store(fault + 5, (seen - epoch * count).to(tl.int64))
+                    tl.store(fault + 6, count.to(tl.int64))
+                    tl.store(fault, tl.full((), 1, tl.int64))
+                    for peer in range(RANKS):
+                        there = on_peer(state, peers, peer)
+                        for queue in range(N_ROLES):
+                            tl.atomic_add(there + LINE * (1 + queue), CLOSED, sem="relaxed", scope="sys")
+                        tl.atomic_add(there + STOP, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def signal(pointer):
+    """Add one to a counter, after everything that this workgroup has stored.
+
+    The only way to signal: a release atomic alone orders the stores of the one thread that issues it. On ROCm each
+    wave first drains its own stores; then all meet at the barrier; then one thread releases.
+    """
+    drain()
+    tl.debug_barrier()
+    tl.atomic_add(pointer, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def pace(links, link, moved_bytes, ticks_per_byte):
+    """Hold the workgroup until a link of the given rate would have carried the bytes.
+
+    links: int64, for each link the time until which it is taken. Several workgroups on one link queue up.
+    """
+    free_at = links + link
+    tl.atomic_max(free_at, now(), sem="relaxed", scope="gpu")
+    taken = (moved_bytes * ticks_per_byte).to(tl.int64)
+    until = tl.atomic_add(free_at, taken, sem="relaxed", scope="gpu") + taken
+    while now() < until:
+        nap()

@@ -1,0 +1,64 @@
+"""The work on tiles. The emulator can replace each of these by one numpy operation with the same bits and charges."""
+
+import triton
+import triton.language as tl
+
+from kosmos.lang.sync import on_peer
+
+
+@triton.jit
+def gemm_tile(a, b, k, rows, cols, EVEN_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """a[rows, k] @ b[cols, k].T in fp32, as a [BM, BN] tile of which the first [rows, cols] are valid.
+
+    a, b: pointers to the first element; both matrices are dense with k columns.
+    """
+    # beyond the edge read the last row again: no mask, and what comes of it is never stored
+    a_rows = tl.minimum(tl.arange(0, BM), rows - 1).to(tl.int64)
+    b_rows = tl.minimum(tl.arange(0, BN), cols - 1).to(tl.int64)
+    ks = tl.arange(0, BK)
+    a_at = a + a_rows[:, None] * k + ks[None, :]
+    b_at = b + b_rows[:, None] * k + ks[None, :]
+    tile = tl.zeros((BM, BN), tl.float32)
+    for step in range(0, k, BK):
+        if EVEN_K:
+            a_part, b_part = tl.load(a_at), tl.load(b_at)
+        else:
+            inside = ks[None, :] < k - step
+            a_part, b_part = tl.load(a_at, mask=inside, other=0.0), tl.load(b_at, mask=inside, other=0.0)
+        # "ieee": fp32 inputs keep their 24 bits; 16-bit inputs are not affected
+        tile = tl.dot(a_part, tl.trans(b_part), tile, input_precision="ieee")
+        a_at += BK
+        b_at += BK
+    return tile
+
+
+@triton.jit
+def store_tile(y, tile, rows, cols, pitch, BM: tl.constexpr, BN: tl.constexpr):
+    """Store the valid [rows, cols] of a tile, rounded to y's type, with ordinary stores. pitch: elements a row of y."""
+    i, j = tl.arange(0, BM), tl.arange(0, BN)
+    at = y + i[:, None].to(tl.int64) * pitch + j[None, :]
+    tl.store(at, tile.to(y.dtype.element_ty), mask=(i[:, None] < rows) & (j[None, :] < cols))
+
+
+@triton.jit
+def copy_tile(source, target, rows, cols, pitch, CM: tl.constexpr, CN: tl.constexpr):
+    """Copy [rows, cols] between two matrices of the same pitch, [CM, CN] at a time."""
+    i, j = tl.arange(0, CM), tl.arange(0, CN)
+    for row in range(0, rows, CM):
+        for col in range(0, cols, CN):
+            inside = (i[:, None] < rows - row) & (j[None, :] < cols - col)
+            at = (row + i[:, None]).to(tl.int64) * pitch + col + j[None, :]
+            tl.store(target + at, tl.load(source + at, mask=inside), mask=inside)
+
+
+@triton.jit
+def reduce_tile(part, peers, y, rows, cols, pitch, RANKS: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr):
+    """y[rows, cols] = the sum of every rank's `part`, added in fp32 in rank order: the same bits whoever reduces."""
+    i, j = tl.arange(0, RM), tl.arange(0, RN)
+    for row in range(0, rows, RM):
+        inside = (i[:, None] < rows - row) & (j[None, :] < cols)
+        at = (row + i[:, None]).to(tl.int64) * pitch + j[None, :]
+        total = tl.zeros((RM, RN), tl.float32)
+        for rank in tl.static_range(RANKS):
+            total += tl.load(on_peer(part, peers, rank) + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)

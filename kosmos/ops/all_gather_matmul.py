@@ -1,0 +1,237 @@
+"""All-gather + GEMM in one persistent kernel.
+
+Every rank holds M / ranks rows of x and its own w, and computes y = gather(x) @ w.T:
+
+    rank s: shard of x  --mover of rank r copies-->  rank r: gathered  --builder of rank r multiplies-->  rank r: y
+                              signal: this row block is here       wait
+
+A rank's own rows need no copy: its builders start on them while its movers fetch the others, in the order in which
+the builders will ask for them. A mover whose queue is empty becomes a builder, if the policy lets it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kosmos.lang import (
+    BUILDER,
+    MOVER,
+    announce,
+    claim,
+    claim_two_way,
+    close_slice,
+    copy_tile,
+    enter,
+    gemm_tile,
+    leave,
+    on_peer,
+    open_slice,
+    pace,
+    record,
+    signal,
+    stamp,
+    stamp_cycles,
+    store_tile,
+    wait,
+)
+from kosmos.lang.items import CHUNK, COL, COLS, ITEM_WORDS, ROW, ROWS, SIGNAL, WAIT, WAIT_COUNT
+from kosmos.lang.sync import COUNTERS
+from kosmos.ops.arguments import check_operands
+from kosmos.ops.launch import launch, plan_for
+from kosmos.schedule import Policy
+from kosmos.schedule.queues import Order
+from kosmos.world import World
+
+
+@triton.jit
+def all_gather_matmul_kernel(
+    x,  # [ranks, m / RANKS, k], symmetric
+    gathered,  # [ranks, m, k]; a rank's own rows of it stay unused
+    w,  # [ranks, n, k]
+    y,  # [ranks, m, n]
+    moves,  # the movers' queue, [ranks, n_moves, ITEM_WORDS]
+    n_moves,
+    tiles,  # the builders' queue, [ranks, n_tiles, ITEM_WORDS]
+    n_tiles,
+    x_peers,
+    state,
+    state_peers,
+    state_words,
+    faults,
+    trace,
+    links,
+    first_rank,
+    crew,
+    capacity,
+    limit,
+    ticks_per_byte,
+    m,
+    n,
+    k,
+    RANKS: tl.constexpr,
+    WORKGROUPS: tl.constexpr,
+    SWITCH: tl.constexpr,
+    TWO_WAY: tl.constexpr,
+    PACED: tl.constexpr,
+    TRACE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    CM: tl.constexpr,
+    CN: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    local = (tl.program_id(0) // WORKGROUPS).to(tl.int64)
+    workgroup = tl.program_id(0) % WORKGROUPS
+    rank = first_rank + tl.program_id(0) // WORKGROUPS
+    x += local * (m // RANKS) * k
+    gathered += local * m * k
+    w += local * n * k
+    y += local * m * n
+    moves += local * n_moves * ITEM_WORDS
+    tiles += local * n_tiles * ITEM_WORDS
+    x_peers += local * RANKS
+    state += local * state_words
+    state_peers += local * RANKS
+    trace = open_slice(trace, capacity, TRACE)
+    here = (state, state_peers, faults, enter(state), limit, rank, workgroup)
+    if workgroup == 0:
+        announce(state, state_peers, rank, RANKS)
+
+    done = tl.full((), 0, tl.int32)
+    if TWO_WAY:
+        claimed = stamp(TRACE)
+        role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew)
+        while (role == MOVER) | (ticket < n_tiles):
+            if role == MOVER:
+                _move(here, moves, ticket, x, x_peers, gathered, m, k, links, ticks_per_byte,
+                      trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
+            else:
+                _build(here, tiles, ticket, x, gathered, w, y, m, n, k,
+                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, EVEN_K)  # fmt: skip
+            done += 1
+            claimed = stamp(TRACE)
+            role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew)
+    else:
+        if workgroup < crew:
+            claimed = stamp(TRACE)
+            ticket = claim(state, MOVER)
+            while ticket < n_moves:
+                _move(here, moves, ticket, x, x_peers, gathered, m, k, links, ticks_per_byte,
+                      trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
+                done += 1
+                claimed = stamp(TRACE)
+                ticket = claim(state, MOVER)
+        if SWITCH or workgroup >= crew:
+            claimed = stamp(TRACE)
+            ticket = claim(state, BUILDER)
+            while ticket < n_tiles:
+                _build(here, tiles, ticket, x, gathered, w, y, m, n, k,
+                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, EVEN_K)  # fmt: skip
+                done += 1
+                claimed = stamp(TRACE)
+                ticket = claim(state, BUILDER)
+    close_slice(trace, done, TRACE)
+    leave(state, WORKGROUPS)
+
+
+@triton.jit
+def _move(
+    here, moves, ticket, x, x_peers, gathered, m, k, links, ticks_per_byte, trace, capacity, done, claimed,
+    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
+):  # fmt: skip
+    """Mover: fetch part of a peer's row block and say that it is here."""
+    state, _, _, _, _, rank, _ = here
+    item = moves + ticket.to(tl.int64) * ITEM_WORDS
+    chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
+    col, cols = tl.load(item + COL), tl.load(item + COLS)
+    arrived = state + COUNTERS + tl.load(item + SIGNAL)
+    wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS)
+    started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
+    source = on_peer(x, x_peers, chunk) + (row - chunk * (m // RANKS)).to(tl.int64) * k + col
+    copy_tile(source, gathered + row.to(tl.int64) * k + col, rows, cols, k, CM, CN)
+    if PACED:
+        pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
+    record(trace, capacity, done, MOVER, ticket, claimed, started, cycles_before, TRACE)
+    signal(arrived)
+
+
+@triton.jit
+def _build(
+    here, tiles, ticket, x, gathered, w, y, m, n, k, trace, capacity, done, claimed,
+    RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """Builder: multiply one tile, once its rows are here."""
+    _, _, _, _, _, rank, _ = here
+    item = tiles + ticket.to(tl.int64) * ITEM_WORDS
+    chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
+    col, cols = tl.load(item + COL), tl.load(item + COLS)
+    wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS)
+    started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
+    own = x + (row - rank * (m // RANKS)).to(tl.int64) * k
+    a = tl.where(chunk == rank, own, gathered + row.to(tl.int64) * k)
+    tile = gemm_tile(a, w + col.to(tl.int64) * k, k, rows, cols, EVEN_K, BM, BN, BK)
+    store_tile(y + row.to(tl.int64) * n + col, tile, rows, cols, n, BM, BN)
+    record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
+
+
+def all_gather_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    world: World,
+    policy: Policy | str | None = None,
+    order: Order = "local_first",
+) -> torch.Tensor:
+    """gather(x) @ w.T on every rank: x [ranks, M/ranks, K], w [ranks, N, K] -> [ranks, M, N], dtype of x.
+
+    bf16, fp16 or fp32, accumulated in fp32; the same bits under every policy and order. order: "local_first", "rank",
+    "random:SEED", or a function from a rank's table of builder items (kosmos.schedule.ITEM) to a permutation of it.
+    Differentiable in x and w. Raises KosmosShapeError, KosmosArgumentError or KosmosDeadlock before the launch, and
+    KosmosTimeout for a wait that expired in an earlier one.
+    """
+    check_operands(x, w, world, "[ranks, M/ranks, K]", "[ranks, N, K]")
+    return _AllGatherMatmul.apply(x, w, world, policy, order)
+
+
+def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Order) -> torch.Tensor:
+    ranks, shard, k = x.shape
+    m, n = ranks * shard, w.shape[1]
+    plan = plan_for(world, "all_gather_matmul", m, n, k, x.dtype, policy, order)
+    gathered = plan.tensor("gathered", (ranks, m, k))
+    y = torch.empty((ranks, m, n), dtype=x.dtype, device=x.device)
+    arguments = {
+        "x": x,
+        "gathered": gathered,
+        "w": w,
+        "y": y,
+        "moves": plan.tables["mover"],
+        "n_moves": plan.length("mover"),
+        "tiles": plan.tables["builder"],
+        "n_tiles": plan.length("builder"),
+        "x_peers": world.distances(shard * k * x.element_size()),
+        "CM": plan.blocks.copy.rows,
+        "CN": plan.blocks.copy.cols,
+    }
+    launch(plan, all_gather_matmul_kernel, arguments, symmetric=(x, gathered, w, y))
+    return y
+
+
+class _AllGatherMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, w, world, policy, order):
+        context.save_for_backward(x, w)
+        context.world = world
+        return _forward(x, w, world, policy, order)
+
+    @staticmethod
+    def backward(context, grad):
+        from kosmos.ops.matmul_reduce_scatter import matmul_reduce_scatter
+
+        x, w = context.saved_tensors
+        grad = grad.contiguous()
+        # the gradient of a gather is a reduce-scatter
+        grad_x = matmul_reduce_scatter(grad, w.transpose(1, 2).contiguous(), world=context.world)
+        grad_w = grad.transpose(1, 2) @ x.flatten(0, 1)
+        return grad_x, grad_w, None, None, None

@@ -1,0 +1,220 @@
+"""From a fused op's shapes to a launch: the plan that is kept between calls, the launch itself, and its trace."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+import triton
+
+from kosmos import __version__, emulator
+from kosmos.errors import KosmosEnvironmentError
+from kosmos.lang.sync import COUNTERS
+from kosmos.schedule import QUEUES, Policy, Tile, check
+from kosmos.schedule.queues import FIELDS, Order, order_name
+from kosmos.trace import Trace
+from kosmos.trace import records
+from kosmos.world import World, recording
+
+TRACE_BYTES = 1 << 30
+"""The largest trace buffer. Below it no record is ever lost, even if one workgroup does all the work of a rank."""
+
+
+class Blocks(NamedTuple):
+    """The block sizes of a kernel: output tile, step along K, copy and reduction blocks; and the compiler's options."""
+
+    tile: Tile
+    step: int
+    copy: Tile
+    reduce: Tile
+    num_warps: int
+    num_stages: int
+
+
+def blocks_for(backend: str, itemsize: int) -> Blocks:
+    """Block sizes for a back end ("cuda", "hip" or "emulator") and an element size in bytes."""
+    if backend == "emulator":
+        return Blocks(Tile(64, 64), 64, Tile(64, 64), Tile(64, 64), 4, 1)
+    if itemsize == 4:
+        return Blocks(Tile(64, 64), 32, Tile(32, 64), Tile(16, 64), 4, 2)
+    if backend == "hip":
+        return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 2)
+    return Blocks(Tile(128, 256), 64, Tile(16, 512), Tile(16, 256), 8, 3)
+
+
+class Plan:
+    """What one op with one shape, dtype, policy and order needs again at every call: queues, state, options.
+
+    tables: for each role its queue on the device, int32 [ranks, items, len(FIELDS)]. state: int32 [ranks, words].
+    """
+
+    def __init__(self, world: World, op: str, m: int, n: int, k: int, dtype: torch.dtype, policy, order: Order) -> None:
+        self.world, self.op, self.dtype, self.order = world, op, dtype, order
+        self.shape = {"m": m, "n": n, "k": k}
+        backend = "emulator" if world.emulated else "hip" if torch.version.hip else "cuda"
+        self.blocks = blocks_for(backend, dtype.itemsize)
+        self.queues = QUEUES[op](
+            m=m, n=n, k=k, ranks=world.ranks, tile=self.blocks.tile, itemsize=dtype.itemsize, order=order
+        )
+        policy = Policy.default(self.queues, world.workgroups) if policy is None else Policy.parse(policy)
+        cost_ns = world.machine.cost_ns(op, self.queues.items, k, dtype.itemsize, world.ranks)
+        self.asked, self.policy = policy, policy.plan(self.queues, world.workgroups, cost_ns)
+        check(self.queues, self.policy, world.workgroups)
+        self.tables = {role: self._upload(table) for role, table in self.queues.items.items()}
+        words = COUNTERS.value + self.queues.counters
+        self.state = torch.zeros(world.ranks, words, dtype=torch.int32, device=world.device)
+        self.scratch: dict[str, torch.Tensor] = {}
+        self.buffer: torch.Tensor | None = None
+
+    def _upload(self, table: np.ndarray) -> torch.Tensor:
+        ranks, length = table.shape
+        words = np.ascontiguousarray(table).view(np.int32).reshape(ranks, length, len(FIELDS))
+        if not length:
+            # an empty tensor has no address to pass
+            words = np.zeros((ranks, 1, len(FIELDS)), np.int32)
+        return torch.from_numpy(words.copy()).to(self.world.device)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Scratch memory of the op's dtype that is kept between calls."""
+        if name not in self.scratch:
+            self.scratch[name] = torch.empty(shape, dtype=self.dtype, device=self.world.device)
+        return self.scratch[name]
+
+    def length(self, role: str) -> int:
+        """Items of one rank's queue."""
+        return self.queues.items[role].shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Records that a workgroup has room for."""
+        items = sum(self.length(role) for role in self.queues.items)
+        room = TRACE_BYTES // (8 * records.WORDS * self.world.ranks * self.world.workgroups)
+        return min(items, room - 1)
+
+    def trace_buffer(self) -> torch.Tensor:
+        """int64 [ranks, workgroups, 1 + capacity, WORDS], as kosmos.trace.records describes it."""
+        if self.buffer is None:
+            shape = (self.world.ranks, self.world.workgroups, 1 + self.capacity, records.WORDS)
+            self.buffer = torch.zeros(shape, dtype=torch.int64, device=self.world.device)
+        return self.buffer
+
+
+def plan_for(world: World, op: str, m: int, n: int, k: int, dtype: torch.dtype, policy, order: Order) -> Plan:
+    """The plan of this world for these arguments, made at the first call."""
+    world.raise_fault()
+    key = (op, m, n, k, dtype, policy if policy is None else Policy.parse(policy), order)
+    return world.plan(key, lambda: Plan(world, op, m, n, k, dtype, policy, order))
+
+
+def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch.Tensor, ...]) -> None:
+    """Launch `kernel` with the op's own `arguments` and everything that every fused kernel takes, and record it.
+
+    symmetric: the stacked tensors whose slices the ranks own, for the emulator to tell local from remote.
+    """
+    world = plan.world
+    run = recording()
+    buffer = plan.trace_buffer() if run else world.links
+    limit, ticks_per_byte = world.timeout_ns // tick_ns(), 0.0
+    paced = world.link_gbps is not None and not world.emulated
+    if paced:
+        ticks_per_byte = 1 / (world.link_gbps * tick_ns())
+    arguments = {
+        **arguments,
+        "state": plan.state,
+        "state_peers": world.distances(plan.state.stride(0) * 4),
+        "state_words": plan.state.shape[1],
+        "faults": world.faults,
+        "trace": buffer,
+        "links": world.links,
+        "first_rank": 0,
+        "crew": plan.policy.crew,
+        "capacity": plan.capacity,
+        "limit": limit,
+        "ticks_per_byte": ticks_per_byte,
+        **plan.shape,
+        "RANKS": world.ranks,
+        "WORKGROUPS": world.workgroups,
+        "SWITCH": plan.policy.switches,
+        "TWO_WAY": plan.policy.kind == "two_way",
+        "PACED": paced,
+        "TRACE": run is not None,
+        "BM": plan.blocks.tile.rows,
+        "BN": plan.blocks.tile.cols,
+        "BK": plan.blocks.step,
+        "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
+    }
+    if world.emulated:
+        emulator.launch(
+            kernel,
+            arguments,
+            ranks=world.ranks,
+            workgroups=world.workgroups,
+            machine=world.machine,
+            symmetric=(plan.state, *symmetric),
+        )
+    else:
+        if run and torch.cuda.is_current_stream_capturing():
+            raise KosmosEnvironmentError("a launch cannot be recorded while it is captured into a graph")
+        with torch.cuda.device(world.device):
+            world.join_stream()
+            kernel[(world.ranks * world.workgroups,)](
+                **arguments,
+                num_warps=plan.blocks.num_warps,
+                num_stages=plan.blocks.num_stages,
+                launch_cooperative_grid=True,
+            )
+    if run:
+        # the next launch writes over the buffer
+        copy = buffer.clone()
+        run.add(lambda: trace_of(plan, copy))
+
+
+def trace_of(plan: Plan, buffer: torch.Tensor) -> Trace:
+    """The Trace of a finished launch of `plan` from its trace buffer."""
+    world = plan.world
+    world.synchronize()
+    spans, found = records.decode(buffer.cpu().numpy(), tick_ns())
+    gpu = None if world.emulated else torch.cuda.get_device_name(world.device)
+    meta = {
+        "op": plan.op,
+        "shape": plan.shape,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "policy": str(plan.policy) if plan.asked == plan.policy else f"{plan.asked} ({plan.policy})",
+        "order": order_name(plan.order),
+        "ranks": world.ranks,
+        "workgroups": world.workgroups,
+        "place": "emulator" if world.emulated else "gpu",
+        "machine": gpu or world.machine.name,
+        "link_gbps": world.machine.link_gbps if world.emulated else world.link_gbps,
+        "tile": list(plan.blocks.tile),
+        "clock": clock_of(world),
+        "versions": {"kosmos": __version__, "torch": torch.__version__, "triton": triton.__version__},
+        **found,
+    }
+    return Trace(spans, queue=queue_table(plan), meta=meta)
+
+
+def queue_table(plan: Plan) -> pa.Table:
+    """The items of all queues as a trace keeps them."""
+    parts = []
+    for role, table in plan.queues.items.items():
+        ranks, length = table.shape
+        columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]).reshape(-1) for name in FIELDS}
+        columns["role"] = pa.array([role] * (ranks * length), pa.string())
+        columns["item"] = np.tile(np.arange(length, dtype=np.int32), ranks)
+        parts.append(pa.table(columns))
+    return pa.concat_tables(parts)
+
+
+def tick_ns() -> int:
+    """Nanoseconds of one tick of lang.now: 10 on ROCm (100 MHz), 1 on CUDA and in the emulator."""
+    return 10 if torch.version.hip else 1
+
+
+def clock_of(world: World) -> dict[str, Any]:
+    """Which clock stamped the records, and how finely it ticks."""
+    if world.emulated:
+        return {"source": f"virtual time of the model {world.machine.name}", "tick_ns": 1}
+    if torch.version.hip:
+        return {"source": "s_memrealtime", "tick_ns": 10}
+    return {"source": "globaltimer", "tick_ns": 32}

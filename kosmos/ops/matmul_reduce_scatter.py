@@ -1,0 +1,237 @@
+"""GEMM + reduce-scatter in one persistent kernel.
+
+Every rank holds its share of K: x [M, K], w [N, K]. The ranks' products are added up, and each keeps M / ranks rows:
+
+    rank s: x, w  --builder of rank s multiplies-->  rank s: part  --reducer of rank r adds up all ranks'-->  rank r: y
+                            signal rank r: this tile is made        wait for all
+
+The builders go band by band across every rank's rows, so that all reducers have work after the first band. A builder
+whose queue is empty becomes a reducer, if the policy lets it. Sums are taken in rank order: always the same bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kosmos.lang import (
+    BUILDER,
+    REDUCER,
+    claim,
+    claim_two_way,
+    close_slice,
+    enter,
+    gemm_tile,
+    leave,
+    on_peer,
+    open_slice,
+    pace,
+    record,
+    reduce_tile,
+    signal,
+    stamp,
+    stamp_cycles,
+    store_tile,
+    wait,
+)
+from kosmos.lang.items import COL, COLS, ITEM_WORDS, ROW, ROWS, SIGNAL, SIGNAL_RANK, WAIT, WAIT_COUNT
+from kosmos.lang.sync import COUNTERS
+from kosmos.errors import KosmosShapeError
+from kosmos.ops.arguments import check_operands
+from kosmos.ops.launch import launch, plan_for
+from kosmos.schedule import Policy
+from kosmos.schedule.queues import Order
+from kosmos.world import World
+
+
+@triton.jit
+def matmul_reduce_scatter_kernel(
+    x,  # [ranks, m, k]
+    w,  # [ranks, n, k]
+    part,  # [ranks, m, n], symmetric: each rank's product, in the dtype of x
+    y,  # [ranks, m / RANKS, n]
+    tiles,  # the builders' queue, [ranks, n_tiles, ITEM_WORDS]
+    n_tiles,
+    sums,  # the reducers' queue, [ranks, n_sums, ITEM_WORDS]
+    n_sums,
+    part_peers,
+    state,
+    state_peers,
+    state_words,
+    faults,
+    trace,
+    links,
+    first_rank,
+    crew,
+    capacity,
+    limit,
+    ticks_per_byte,
+    m,
+    n,
+    k,
+    RANKS: tl.constexpr,
+    WORKGROUPS: tl.constexpr,
+    SWITCH: tl.constexpr,
+    TWO_WAY: tl.constexpr,
+    PACED: tl.constexpr,
+    TRACE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    RM: tl.constexpr,
+    RN: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    local = (tl.program_id(0) // WORKGROUPS).to(tl.int64)
+    workgroup = tl.program_id(0) % WORKGROUPS
+    rank = first_rank + tl.program_id(0) // WORKGROUPS
+    x += local * m * k
+    w += local * n * k
+    part += local * m * n
+    y += local * (m // RANKS) * n
+    tiles += local * n_tiles * ITEM_WORDS
+    sums += local * n_sums * ITEM_WORDS
+    part_peers += local * RANKS
+    state += local * state_words
+    state_peers += local * RANKS
+    trace = open_slice(trace, capacity, TRACE)
+    here = (state, state_peers, faults, enter(state), limit, rank, workgroup)
+
+    done = tl.full((), 0, tl.int32)
+    if TWO_WAY:
+        claimed = stamp(TRACE)
+        role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew)
+        while (role == BUILDER) | (ticket < n_sums):
+            if role == BUILDER:
+                _build(here, tiles, ticket, x, w, part, n, k, trace, capacity, done, claimed,
+                       TRACE, BM, BN, BK, EVEN_K)  # fmt: skip
+            else:
+                _reduce(here, sums, ticket, part, part_peers, y, m, n, links, ticks_per_byte,
+                        trace, capacity, done, claimed, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
+            done += 1
+            claimed = stamp(TRACE)
+            role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew)
+    else:
+        if workgroup >= crew:
+            claimed = stamp(TRACE)
+            ticket = claim(state, BUILDER)
+            while ticket < n_tiles:
+                _build(here, tiles, ticket, x, w, part, n, k, trace, capacity, done, claimed,
+                       TRACE, BM, BN, BK, EVEN_K)  # fmt: skip
+                done += 1
+                claimed = stamp(TRACE)
+                ticket = claim(state, BUILDER)
+        if SWITCH or workgroup < crew:
+            claimed = stamp(TRACE)
+            ticket = claim(state, REDUCER)
+            while ticket < n_sums:
+                _reduce(here, sums, ticket, part, part_peers, y, m, n, links, ticks_per_byte,
+                        trace, capacity, done, claimed, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
+                done += 1
+                claimed = stamp(TRACE)
+                ticket = claim(state, REDUCER)
+    close_slice(trace, done, TRACE)
+    leave(state, WORKGROUPS)
+
+
+@triton.jit
+def _build(
+    here, tiles, ticket, x, w, part, n, k, trace, capacity, done, claimed,
+    TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """Builder: multiply one tile and tell the rank that will add it up."""
+    state, state_peers, _, _, _, _, _ = here
+    item = tiles + ticket.to(tl.int64) * ITEM_WORDS
+    row, rows, col, cols = tl.load(item + ROW), tl.load(item + ROWS), tl.load(item + COL), tl.load(item + COLS)
+    made = on_peer(state, state_peers, tl.load(item + SIGNAL_RANK)) + COUNTERS + tl.load(item + SIGNAL)
+    started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
+    tile = gemm_tile(x + row.to(tl.int64) * k, w + col.to(tl.int64) * k, k, rows, cols, EVEN_K, BM, BN, BK)
+    store_tile(part + row.to(tl.int64) * n + col, tile, rows, cols, n, BM, BN)
+    record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
+    signal(made)
+
+
+@triton.jit
+def _reduce(
+    here, sums, ticket, part, part_peers, y, m, n, links, ticks_per_byte, trace, capacity, done, claimed,
+    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr,
+):  # fmt: skip
+    """Reducer: add up all ranks' parts of one tile of this rank's rows, once they are made."""
+    _, _, _, _, _, rank, _ = here
+    item = sums + ticket.to(tl.int64) * ITEM_WORDS
+    row, rows, col, cols = tl.load(item + ROW), tl.load(item + ROWS), tl.load(item + COL), tl.load(item + COLS)
+    wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS)
+    started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
+    own = row - rank * (m // RANKS)
+    reduce_tile(
+        part + row.to(tl.int64) * n + col, part_peers, y + own.to(tl.int64) * n + col, rows, cols, n, RANKS, RM, RN
+    )
+    if PACED:
+        size = rows * cols * (part.dtype.element_ty.primitive_bitwidth // 8)
+        for peer in range(RANKS):
+            if peer != rank:
+                pace(links, peer * RANKS + rank, size, ticks_per_byte)
+    record(trace, capacity, done, REDUCER, ticket, claimed, started, cycles_before, TRACE)
+
+
+def matmul_reduce_scatter(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    world: World,
+    policy: Policy | str | None = None,
+    order: Order = "band",
+) -> torch.Tensor:
+    """The ranks' rows of sum over ranks of x @ w.T: x [ranks, M, K], w [ranks, N, K] -> [ranks, M/ranks, N].
+
+    K is a rank's share. bf16, fp16 or fp32, accumulated in fp32; the ranks' products are rounded to that dtype before
+    they are added, in fp32 and in rank order: the same bits under every policy and order. order: "band", "row",
+    "random:SEED", or a function from a rank's table of builder items (kosmos.schedule.ITEM) to a permutation of it.
+    Differentiable in x and w. Raises KosmosShapeError, KosmosArgumentError or KosmosDeadlock before the launch, and
+    KosmosTimeout for a wait that expired in an earlier one.
+    """
+    check_operands(x, w, world, "[ranks, M, K]", "[ranks, N, K]")
+    if x.shape[1] % world.ranks:
+        raise KosmosShapeError(f"x has M={x.shape[1]} rows; they must divide by ranks={world.ranks} to be scattered")
+    return _MatmulReduceScatter.apply(x, w, world, policy, order)
+
+
+def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Order) -> torch.Tensor:
+    ranks, m, k = x.shape
+    n = w.shape[1]
+    plan = plan_for(world, "matmul_reduce_scatter", m, n, k, x.dtype, policy, order)
+    part = plan.tensor("part", (ranks, m, n))
+    y = torch.empty((ranks, m // ranks, n), dtype=x.dtype, device=x.device)
+    arguments = {
+        "x": x,
+        "w": w,
+        "part": part,
+        "y": y,
+        "tiles": plan.tables["builder"],
+        "n_tiles": plan.length("builder"),
+        "sums": plan.tables["reducer"],
+        "n_sums": plan.length("reducer"),
+        "part_peers": world.distances(m * n * part.element_size()),
+        "RM": plan.blocks.reduce.rows,
+        "RN": plan.blocks.reduce.cols,
+    }
+    launch(plan, matmul_reduce_scatter_kernel, arguments, symmetric=(x, w, part, y))
+    return y
+
+
+class _MatmulReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, w, world, policy, order):
+        context.save_for_backward(x, w)
+        context.world = world
+        return _forward(x, w, world, policy, order)
+
+    @staticmethod
+    def backward(context, grad):
+        from kosmos.ops.all_gather_matmul import all_gather_matmul
+
+        x, w = context.saved_tensors
+        grad = grad.contiguous()
+        # the gradient of a reduce-scatter is a gather
+        grad_x = all_gather_matmul(grad, w.transpose(1, 2).contiguous(), world=context.world)
+        grad_w = grad.flatten(0, 1).T @ x
+        return grad_x, grad_w, None, None, None

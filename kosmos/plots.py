@@ -1,0 +1,257 @@
+"""Pictures of a trace for paper and notebook, as matplotlib Figures.
+
+A timeline has a row for every workgroup. A run has more rows and more spans than a screen has pixels, so the rows are
+painted as one image, in which a pixel has the mixture of colours that its stretch of time was made of: nothing is
+sampled, every span counts with its length.
+"""
+
+import io
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from kosmos.errors import KosmosArgumentError, KosmosTraceError
+from kosmos.trace import ROLES, Trace
+from kosmos.trace.metrics import makespan_ns, microseconds
+from kosmos.trace.schema import numbers
+
+# Okabe and Ito's colours: told apart with any colour vision, on white and on black. Waiting is a veil over either.
+PALETTE = {
+    "mover": "#E69F00",
+    "builder": "#0072B2",
+    "reducer": "#009E73",
+    "router": "#CC79A7",
+    "pusher": "#D55E00",
+    "folder": "#56B4E9",
+    "wait": "#80808099",
+}
+
+_BINS = 2400  # columns of the image: more than the picture has pixels
+_ROWS = 1600  # about as many rows: more workgroups share them, fewer have several each
+_MARKS = 20_000  # more marks than this would hide the run
+
+
+class NotebookFigure(Figure):
+    """A Figure that a notebook shows by itself: pyplot would keep it alive, and with it show it twice."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        png = io.BytesIO()
+        self.savefig(png, format="png", dpi=2 * self.dpi)  # for screens with two pixels a point
+        width, height = self.get_size_inches() * self.dpi
+        return png.getvalue(), {"width": round(width), "height": round(height)}
+
+
+def timeline(
+    trace: Trace,
+    *,
+    ranks: int | Iterable[int] | None = None,
+    window_us: tuple[float, float] | None = None,
+    title: str | None = None,
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """What every workgroup did when and, below, how many workgroups did what.
+
+    `ranks`: the ranks to show, in this order; None is all. `window_us`: the stretch of time to show, in µs from the
+    run's epoch; None is from the first claim to the last end. `title`: instead of the op's name. `size`: width and
+    height in inches. Percentages in the legend are shares of what is shown; a dot is a workgroup's change of role,
+    where it turns to its first item of the new one. Text and background follow matplotlib's style.
+
+    Raises KosmosArgumentError for an argument that is not allowed, KosmosTraceError for a trace without spans.
+    """
+    if not isinstance(trace, Trace):
+        raise KosmosArgumentError(f"timeline draws a Trace, not {type(trace).__name__}")
+    shown = _ranks(trace, ranks)
+    window = _pair("window_us", window_us, lambda a, b: a < b, "(begin, end) with begin before end")
+    inches = _pair("size", size, lambda a, b: min(a, b) > 0, "(width, height) in inches, both above 0")
+    if title is not None and not isinstance(title, str):
+        raise KosmosArgumentError(f"title must be text, not {type(title).__name__}")
+    if not len(trace.spans):
+        raise KosmosTraceError("a trace without spans cannot be drawn")
+
+    spans = _Spans(trace, shown, window)
+    tall = float(np.clip(0.055 * spans.lanes, 1.6, 5.2))
+    figure = NotebookFigure(figsize=inches or (10, tall + 2.7), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[tall, 1.3])
+    shares = _draw_areas(below, spans)
+    _draw_lanes(above, spans, shown)
+    marks = _draw_switches(above, spans, tall)
+
+    above.set_title(title if title is not None else trace.meta.get("op") or "run", loc="left", weight="bold", pad=20)
+    small = {"xycoords": "axes fraction", "xytext": (0, 6), "textcoords": "offset points", "fontsize": "small"}
+    above.annotate(_facts(trace), (0, 1), **small)
+    above.annotate(f"makespan {microseconds(makespan_ns(trace))}", (1, 1), ha="right", **small)
+    below.set_xlabel("time (µs)")
+
+    idle = Patch(facecolor=above.get_facecolor(), edgecolor=mpl.rcParams["axes.edgecolor"], linewidth=0.6)
+    handles: list[Any] = [Patch(facecolor=PALETTE[kind]) for kind in shares] + [idle]
+    rest = 1 - sum(shares.values())
+    labels = [f"{kind} {100 * share:.1f} %" for kind, share in [*shares.items(), ("idle", rest)]]
+    if marks is not None:
+        handles.append(Line2D([], [], **_DOT, markersize=4, color=mpl.rcParams["text.color"]))
+        labels.append(marks)
+    columns = len(labels) if len(labels) <= 6 else -(-len(labels) // 2)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=1.2)
+    return figure
+
+
+_DOT: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgewidth": 0}
+
+
+class _Spans:
+    """The spans that a picture shows: lanes counted from its top, times in bins from its left edge."""
+
+    def __init__(self, trace: Trace, shown: list[int], window_us: tuple[float, float] | None) -> None:
+        rank, workgroup, role = numbers(trace.spans, "rank", "workgroup", "role")
+        times = numbers(trace.spans, "claim_ns", "start_ns", "end_ns")
+        # Integers are subtracted before anything becomes a float, so that a late epoch costs no nanoseconds.
+        origin = int(times[0].min())
+        last = max(int(times[2].max()), origin + 1)
+        begin, end = (0.0, float(last - origin)) if window_us is None else (us * 1000 - origin for us in window_us)
+        self.window_us = (origin / 1000, last / 1000) if window_us is None else window_us
+
+        self.workgroups = trace.workgroups
+        self.lanes = len(shown) * trace.workgroups
+        place = np.full(trace.ranks, -1)
+        place[shown] = np.arange(len(shown))
+        keep = place[rank] >= 0
+        self.lane = (place[rank] * trace.workgroups + workgroup)[keep]
+        self.role = role[keep]
+        self.claim, self.start, self.end = (((t[keep] - origin) - begin) / (end - begin) * _BINS for t in times)
+
+    def kinds(self) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+        """Role or wait, with the lane, begin and end of each stretch of it."""
+        kinds = []
+        for code in np.unique(self.role):
+            mask = self.role == code
+            kinds.append((ROLES[code], self.lane[mask], self.start[mask], self.end[mask]))
+        return [*kinds, ("wait", self.lane, self.claim, self.start)]
+
+
+def _coverage(row: np.ndarray, rows: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """How much of each bin the stretches of each row cover: [rows, _BINS], 1 is all of it."""
+    change = np.zeros(rows * (_BINS + 2))
+    for edge, sign in ((begin, 1.0), (end, -1.0)):
+        # A step at x fills its own bin by what is left of it and all later bins: two differences, summed up below.
+        x = np.clip(edge, 0, _BINS)
+        column = x.astype(np.int64)
+        part = x - column
+        cell = row * (_BINS + 2) + column
+        change += np.bincount(cell, sign * (1 - part), len(change))
+        change += np.bincount(cell + 1, sign * part, len(change))
+    return change.reshape(rows, _BINS + 2).cumsum(axis=1)[:, :_BINS]
+
+
+def _draw_lanes(axes: Axes, spans: _Spans, shown: list[int]) -> None:
+    fold = -(-spans.lanes // _ROWS)
+    shared = np.bincount(np.arange(spans.lanes) // fold)  # lanes in each row
+    tall = max(1, _ROWS // len(shared))  # image rows for each of them
+    roomy = tall >= 10  # for hairlines between lanes and between the items of a lane
+    background = np.array(to_rgb(axes.get_facecolor()), np.float32)
+    image = np.empty((len(shared), _BINS, 3), np.float32)
+    image[:] = background
+    for kind, lane, begin, end in spans.kinds():
+        if roomy:
+            end = np.where(end - begin > 8, end - 1, end)
+        *colour, alpha = to_rgba(PALETTE[kind])
+        cover = (alpha / shared[:, None] * _coverage(lane // fold, len(shared), begin, end)).astype(np.float32)
+        image += cover[..., None] * (np.array(colour, np.float32) - background)
+    # Many rows a lane, so that scaling the image to the screen cannot blur one lane into the next.
+    pixels = (image.clip(0, 1) * 255).round().astype(np.uint8).repeat(tall, axis=0)
+    if roomy:
+        pixels[np.arange(len(pixels)) % tall >= tall - min(tall // 8, 16)] = (background * 255).round()
+    axes.imshow(pixels, aspect="auto", extent=(*spans.window_us, spans.lanes, 0))
+
+    borders = np.arange(1, len(shown)) * spans.workgroups
+    edge = mpl.rcParams["axes.edgecolor"]
+    axes.hlines(borders, *spans.window_us, color=edge, linewidth=mpl.rcParams["axes.linewidth"])
+    some = slice(None, None, -(-len(shown) // 32))
+    axes.set_yticks((np.arange(len(shown)) + 0.5)[some] * spans.workgroups, [f"rank {rank}" for rank in shown[some]])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel(f"{spans.workgroups} workgroup{'s'[: spans.workgroups > 1]} a rank")
+
+
+def _draw_switches(axes: Axes, spans: _Spans, tall: float) -> str | None:
+    """Marks the changes of role; their entry in the legend, None if there are none."""
+    order = np.lexsort((spans.claim, spans.lane))
+    lane, role, when = spans.lane[order], spans.role[order], spans.claim[order]
+    at = np.flatnonzero((lane[1:] == lane[:-1]) & (role[1:] != role[:-1])) + 1
+    at = at[(when[at] >= 0) & (when[at] <= _BINS)]
+    if not len(at):
+        return None
+    if len(at) > _MARKS:
+        return f"role switch ({len(at):,}, too many to mark)"
+    begin, end = spans.window_us
+    size = float(np.clip(0.5 * 72 * tall / spans.lanes, 1.2, 4))
+    x = begin + when[at] / _BINS * (end - begin)
+    axes.plot(x, lane[at] + 0.5, **_DOT, markersize=size, color=mpl.rcParams["text.color"])
+    return f"role switch ({len(at):,})"
+
+
+def _draw_areas(axes: Axes, spans: _Spans) -> dict[str, float]:
+    """Stacks how many workgroups did what; the share of each in the whole."""
+    edges = np.linspace(*spans.window_us, _BINS + 1)
+    heights = {}
+    for kind, lane, begin, end in spans.kinds():
+        height = _coverage(np.zeros_like(lane), 1, begin, end)[0]
+        if kind == "wait" or height.any():
+            heights[kind] = height
+    tops = np.cumsum(list(heights.values()), axis=0)
+    # The highest first and each down to the ground: areas that only touch would let the background shine through.
+    for kind, top in reversed(list(zip(heights, tops, strict=True))):
+        axes.fill_between(edges, np.append(top, top[-1]), step="post", color=PALETTE[kind], linewidth=0)
+    axes.set_ylim(0, spans.lanes)
+    axes.set_xlim(*spans.window_us)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.set_ylabel("workgroups")
+    return {kind: float(height.mean()) / spans.lanes for kind, height in heights.items()}
+
+
+def _facts(trace: Trace) -> str:
+    """One line of what `meta` says about the run."""
+    meta = trace.meta
+    shape = meta.get("shape")
+    order = meta.get("order")
+    facts = [
+        " × ".join(f"{key} {shape[key]}" for key in shape) if isinstance(shape, dict) else shape,
+        meta.get("dtype"),
+        meta.get("policy"),
+        order and f"{order} order",
+        meta.get("machine"),
+        meta.get("place"),
+    ]
+    return "  ·  ".join(str(fact) for fact in facts if fact)
+
+
+def _ranks(trace: Trace, ranks: int | Iterable[int] | None) -> list[int]:
+    if ranks is None:
+        return list(range(trace.ranks))
+    allowed = f"ranks must be some of 0 to {trace.ranks - 1}, each once"
+    try:
+        shown = [operator.index(rank) for rank in (ranks if isinstance(ranks, Iterable) else [ranks])]
+    except TypeError:
+        raise KosmosArgumentError(f"{allowed}, not {ranks!r}") from None
+    if not shown or len(set(shown)) < len(shown) or not 0 <= min(shown) <= max(shown) < trace.ranks:
+        raise KosmosArgumentError(f"{allowed}, not {ranks!r}")
+    return shown
+
+
+def _pair(name: str, value: Any, fits: Any, allowed: str) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    try:
+        first, second = (float(number) for number in value)
+    except (TypeError, ValueError):
+        first = second = math.nan
+    if not (math.isfinite(first) and math.isfinite(second) and fits(first, second)):
+        raise KosmosArgumentError(f"{name} must be {allowed}, not {value!r}")
+    return first, second

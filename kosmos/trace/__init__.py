@@ -1,0 +1,8 @@
+"""The trace of a run: its tables, its file, what it tells. Times are int64 ns from the run's epoch."""
+
+from kosmos.trace.metrics import Summary
+from kosmos.trace.records import decode
+from kosmos.trace.schema import COUNTERS, QUEUE, ROLES, SPANS
+from kosmos.trace.trace import Trace
+
+__all__ = ["COUNTERS", "QUEUE", "ROLES", "SPANS", "Summary", "Trace", "decode"]

@@ -1,0 +1,236 @@
+"""Worlds: the ranks of a run, their symmetric memory, and the recording of what they do."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosShapeError, KosmosTimeout
+from kosmos.machine import Machine, machine_named, machines
+from kosmos.trace import ROLES, Trace
+
+PLANS_KEPT = 32
+FAULT_WORDS = 8
+
+
+class World:
+    """All ranks of one run.
+
+    In a virtual world several ranks share one device and one launch: each has its own share of the workgroups, its
+    own slice of every symmetric tensor, and reaches the others' slices through a table of distances, as it would over
+    a node's links. Make one with `World.virtual`.
+
+    ranks: how many. workgroups: resident ones a rank. device: a torch.device; on "cpu" the emulator runs the kernels.
+    machine: the model from which the emulator takes its times and `planned` its crew. link_gbps: the rate to which
+    copies between ranks are paced, None for as fast as it goes. timeout_ns: how long a wait may last.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        workgroups: int,
+        device: torch.device,
+        machine: Machine,
+        link_gbps: float | None,
+        timeout_ns: int = 2_000_000_000,
+    ) -> None:
+        self.ranks = ranks
+        self.workgroups = workgroups
+        self.device = device
+        self.machine = machine
+        self.link_gbps = link_gbps
+        self.timeout_ns = timeout_ns
+        self.emulated = device.type == "cpu"
+        # the device writes faults straight into host memory, so that looking for one does not wait for the device
+        self.faults = torch.zeros(ranks, FAULT_WORDS, dtype=torch.int64, pin_memory=not self.emulated)
+        self.links = torch.zeros(ranks * ranks, dtype=torch.int64, device=device)
+        self._plans: OrderedDict[Hashable, Any] = OrderedDict()
+        self._captured: list[Any] = []
+        self._distances: dict[int, torch.Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    @classmethod
+    def virtual(
+        cls,
+        ranks: int,
+        workgroups: int | None = None,
+        device: str | torch.device | None = None,
+        machine: str | Machine | None = None,
+        link_gbps: float | None = None,
+    ) -> "World":
+        """Several ranks on one device: a GPU if there is one, else the emulator.
+
+        workgroups: a rank's share of the compute units, by default all of them divided by `ranks` (on a GPU) or the
+        machine model's units (emulated, where every rank is a whole machine). machine: a name from kosmos.machines or
+        a Machine; by default the GPU's own model where there is one, else "laptop".
+        Raises KosmosArgumentError for values that are not allowed and for a grid that cannot be resident at once.
+        """
+        _whole("ranks", ranks)
+        target = _device(device)
+        if link_gbps is not None and not (isinstance(link_gbps, int | float) and link_gbps > 0):
+            raise KosmosArgumentError(f"link_gbps={link_gbps!r} must be a rate in GB/s above 0, or None")
+        if target.type == "cpu":
+            model = machine_named("laptop" if machine is None else machine)
+            model = model if link_gbps is None else model.with_link(link_gbps)
+            workgroups = model.units if workgroups is None else workgroups
+            _whole("workgroups", workgroups)
+            return cls(ranks, workgroups, target, model, link_gbps)
+        properties = torch.cuda.get_device_properties(target)
+        units = properties.multi_processor_count
+        if ranks > units:
+            raise KosmosArgumentError(f"ranks={ranks} must be at most the {units} compute units of {properties.name}")
+        workgroups = units // ranks if workgroups is None else workgroups
+        _whole("workgroups", workgroups)
+        if ranks * workgroups > units:
+            raise KosmosArgumentError(
+                f"{ranks} ranks of workgroups={workgroups} cannot be resident at once: {properties.name} has {units} "
+                f"compute units, so a rank can have at most {units // ranks}"
+            )
+        model = machine_named(_model_of(properties.name) if machine is None else machine)
+        return cls(ranks, workgroups, target, model, link_gbps)
+
+    @classmethod
+    def distributed(cls, group: Any = None) -> "World":
+        """One rank a process over a torch.distributed group: not built yet."""
+        raise NotImplementedError(
+            "kosmos.World.distributed is not built yet; kosmos.World.virtual runs several ranks on one device"
+        )
+
+    def randn(self, rows: int, cols: int, dtype: torch.dtype = torch.bfloat16, seed: int | None = None) -> torch.Tensor:
+        """Normal random numbers, one matrix a rank: [ranks, rows, cols]. The same seed gives the same numbers."""
+        for name, value in (("rows", rows), ("cols", cols)):
+            _whole(name, value)
+        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
+        shape = (self.ranks, rows, cols)
+        return torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32).to(dtype)
+
+    def distances(self, stride_bytes: int) -> torch.Tensor:
+        """int64 [ranks, ranks]: bytes from each rank's slice of a stacked tensor to every other rank's."""
+        if stride_bytes not in self._distances:
+            rank = torch.arange(self.ranks)
+            self._distances[stride_bytes] = ((rank - rank[:, None]) * stride_bytes).to(self.device)
+        return self._distances[stride_bytes]
+
+    def plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns, remembered under `key`; the least recently used ones are dropped."""
+        capturing = not self.emulated and torch.cuda.is_current_stream_capturing()
+        if key not in self._plans:
+            if capturing:
+                raise KosmosEnvironmentError(
+                    "a fused op must have run once with these shapes, policy and order before it is captured into a graph"
+                )
+            self._plans[key] = make()
+        self._plans.move_to_end(key)
+        if capturing:
+            # a graph keeps using the plan's memory after it has been dropped here
+            self._captured.append(self._plans[key])
+        while len(self._plans) > PLANS_KEPT:
+            self._plans.popitem(last=False)
+        return self._plans[key]
+
+    def join_stream(self) -> None:
+        """Put the current stream behind the one that ran this world last: launches of one world share its state."""
+        stream = torch.cuda.current_stream(self.device)
+        if self._stream is not None and self._stream != stream and not torch.cuda.is_current_stream_capturing():
+            stream.wait_stream(self._stream)
+        self._stream = stream
+
+    def synchronize(self) -> None:
+        """Wait for everything that was launched. Raises KosmosTimeout if a wait on the device has expired."""
+        if not self.emulated:
+            torch.cuda.synchronize(self.device)
+        self.raise_fault()
+
+    def raise_fault(self) -> None:
+        """Raise KosmosTimeout if the device has reported a fault, and forget the state that it left behind."""
+        faults = self.faults.numpy()
+        if not faults[:, 0].any():
+            return
+        torch.cuda.synchronize(self.device)
+        rank = int(faults[:, 0].argmax())
+        _, workgroup, role, item, counter, seen, wanted, _ = faults[rank].tolist()
+        self._plans.clear()
+        self.faults.zero_()
+        raise KosmosTimeout(
+            f"rank {rank}, workgroup {workgroup}: {ROLES[role]} item {item} waited {self.timeout_ns / 1e9:g} s for "
+            f"counter {counter}, which had {seen} of {wanted} signals; the results of that launch are void"
+        )
+
+    def __repr__(self) -> str:
+        place = f"emulated {self.machine.name}" if self.emulated else torch.cuda.get_device_name(self.device)
+        link = "" if self.link_gbps is None else f", links paced to {self.link_gbps:g} GB/s"
+        return f"World({self.ranks} ranks × {self.workgroups} workgroups, {place}{link})"
+
+
+class record:
+    """Record the fused ops that are called inside: `with kosmos.record() as run: ...`, then `run.trace`.
+
+    run.traces holds one Trace a launch, run.trace the last of them. On a GPU leaving the block waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+        self._pending: list[Callable[[], Trace]] = []
+
+    @property
+    def trace(self) -> Trace:
+        """The last trace. Raises KosmosArgumentError if the block has not ended or ran no fused op."""
+        if not self.traces:
+            raise KosmosArgumentError("nothing was recorded: no fused op has run inside this kosmos.record() block")
+        return self.traces[-1]
+
+    def add(self, finish: Callable[[], Trace]) -> None:
+        """Take a launch whose trace `finish` makes once the device is done."""
+        self._pending.append(finish)
+
+    def __enter__(self) -> "record":
+        _recordings.stack.append(self)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        _recordings.stack.remove(self)
+        if kind is None:
+            self.traces += [finish() for finish in self._pending]
+        self._pending.clear()
+
+
+class _Recordings(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[record] = []
+
+
+_recordings = _Recordings()
+
+
+def recording() -> record | None:
+    """The innermost open recording of this thread."""
+    return _recordings.stack[-1] if _recordings.stack else None
+
+
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise KosmosArgumentError(f"{name}={value!r} must be a whole number, 1 or more")
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise KosmosArgumentError(f"device={device!r} is unknown; allowed are 'cpu' and 'cuda[:N]'") from None
+    if target.type not in ("cpu", "cuda"):
+        raise KosmosArgumentError(f"device={device!r} cannot run the kernels; allowed are 'cpu' and 'cuda[:N]'")
+    if target.type == "cuda":
+        if not torch.cuda.is_available():
+            raise KosmosEnvironmentError(f"device={device!r}: no GPU is usable here; device='cpu' runs the emulator")
+        target = torch.device("cuda", torch.cuda.current_device() if target.index is None else target.index)
+        if target.index >= torch.cuda.device_count():
+            raise KosmosArgumentError(f"device={device!r}: there are {torch.cuda.device_count()} GPUs, from 'cuda:0'")
+    return target
+
+
+def _model_of(gpu: str) -> str:
+    return next((name for name in machines if name in gpu), "H100")
