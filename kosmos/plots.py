@@ -90,7 +90,7 @@ def timeline(
     small = {"xycoords": "axes fraction", "xytext": (0, 6), "textcoords": "offset points", "fontsize": "small"}
     above.annotate(_facts(trace), (0, 1), **small)
     above.annotate(f"makespan {microseconds(makespan_ns(trace))}", (1, 1), ha="right", **small)
-    below.set_xlabel("time (µs)")
+    below.set_xlabel("time (µs)" if not spans.zero_ns else f"time (µs) after {spans.zero_ns:,} ns")
 
     idle = Patch(facecolor=above.get_facecolor(), edgecolor=mpl.rcParams["axes.edgecolor"], linewidth=0.6)
     handles: list[Any] = [Patch(facecolor=PALETTE[kind]) for kind in shares] + [idle]
@@ -113,11 +113,16 @@ class _Spans:
     def __init__(self, trace: Trace, shown: list[int], window_us: tuple[float, float] | None) -> None:
         rank, workgroup, role = numbers(trace.spans, "rank", "workgroup", "role")
         times = numbers(trace.spans, "claim_ns", "start_ns", "end_ns")
-        # Integers are subtracted before anything becomes a float, so that a late epoch costs no nanoseconds.
+        # Integers are subtracted before anything becomes a float, so that a late start costs no nanoseconds.
         origin = int(times[0].min())
         last = max(int(times[2].max()), origin + 1)
-        begin, end = (0.0, float(last - origin)) if window_us is None else (us * 1000 - origin for us in window_us)
-        self.window_us = (origin / 1000, last / 1000) if window_us is None else window_us
+        # The axis counts from the run's epoch, unless its numbers would be alike in all the digits that it has.
+        self.zero_ns = origin if abs(origin) > 1_000_000 * (last - origin) else 0
+        if window_us is None:
+            begin, end = 0.0, float(last - origin)
+        else:
+            begin, end = (us * 1000 - origin for us in window_us)
+        self.window_us = ((begin + (origin - self.zero_ns)) / 1000, (end + (origin - self.zero_ns)) / 1000)
 
         self.workgroups = trace.workgroups
         self.lanes = len(shown) * trace.workgroups

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosShapeError, KosmosTimeout
+from kosmos.lang.sync import FAULT_WORDS
 from kosmos.machine import Machine, machine_named, machines
 from kosmos.trace import ROLES, Trace
 
 PLANS_KEPT = 32
-FAULT_WORDS = 8
 
 
 class World:

@@ -1,7 +1,17 @@
 """A trace as a whole, and a small scheduler that makes traces for all tests of them."""
 
+import re
+import subprocess
+import sys
+
 import numpy as np
-from kosmos.trace import Trace
+import pyarrow as pa
+import pytest
+
+import kosmos
+from kosmos.errors import KosmosTraceError
+from kosmos.trace import ROLES, Trace
+from kosmos.trace import schema as schemas
 
 SPANS = ["rank", "workgroup", "role", "item", "claim_ns", "start_ns", "end_ns", "cycles", "unit"]
 QUEUE = ["rank", "role", "item", "wait", "wait_count", "signal_rank", "signal"]
@@ -50,3 +60,110 @@ def scheduled(seed=0, ranks=3, workgroups=5, crew=2, chunks=4, tiles=30, length=
     queue = dict(zip(QUEUE, zip(*rows, strict=True), strict=True))
     queue |= dict.fromkeys(["chunk", "band", "column", "row", "rows", "col", "cols"], [0] * len(rows))
     return Trace(dict(zip(SPANS, zip(*spans, strict=True), strict=True)), queue, meta=meta)
+
+
+def one(**changes):
+    """The columns of a single span."""
+    columns = dict(zip(SPANS, ([0], [0], ["builder"], [0], [0], [1], [2], [5], [0])))
+    return columns | changes
+
+
+def test_the_tables_have_their_columns_and_roles_are_coded_by_their_place():
+    trace = scheduled()
+    assert trace.spans.schema == schemas.SPANS and trace.queue.schema == schemas.QUEUE
+    assert trace.counters.schema == schemas.COUNTERS and len(trace.counters) == 0
+    roles = trace.spans["role"].combine_chunks()
+    assert roles.dictionary.to_pylist() == list(ROLES)
+    assert roles.to_pylist() == [ROLES[code] for code in schemas.numbers(trace.spans, "role")[0]]
+    assert kosmos.Trace is Trace
+
+
+def test_other_widths_orders_chunks_and_dictionaries_make_the_same_table():
+    trace = scheduled()
+    table = trace.spans
+    wide = pa.table({name: table[name].cast(pa.string() if name == "role" else pa.int64()) for name in SPANS[::-1]})
+    pieces = pa.concat_tables([wide.slice(0, 7), wide.slice(7, 0), wide.slice(7)])
+    encoded = pa.concat_tables([wide.slice(0, 9), wide.slice(9)])
+    encoded = encoded.set_column(
+        encoded.column_names.index("role"),
+        "role",
+        pa.chunked_array(
+            [
+                encoded["role"].slice(0, 9).combine_chunks().dictionary_encode(),
+                encoded["role"].slice(9).combine_chunks().dictionary_encode(),
+            ]
+        ),
+    )
+    for same in (wide, pieces, encoded, table.to_pydict(), table.slice(0)):
+        assert Trace(same, trace.queue).equals(trace)
+    assert Trace(wide.slice(3, 5)).spans.equals(table.slice(3, 5))
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        (one(rank=[0.0]), "spans: column rank must be int32, not double"),
+        (one(start_ns=[2.0**60]), "spans: column start_ns must be int64, not double"),
+        (one(item=[2**31]), "spans: column item has values that do not fit int32"),
+        (one(end_ns=[None]), "spans: column end_ns has 1 missing values"),
+        (one(role=["cook"]), "spans: column role has the unknown role 'cook'; roles are mover, builder"),
+        (one(role=[1]), "spans: column role must be names of roles, not int64"),
+        (one(rank=[0, 1]), "spans: these columns do not make a table: rank (2), workgroup (1)"),
+        (one(extra=[1]), "spans: has unknown column extra"),
+        ({"rank": [0]}, "spans: lacks columns workgroup, role, item"),
+        ([1, 2], "spans: must be a pyarrow Table or a mapping of columns, not list"),
+        (one(rank=[-1]), "spans: column rank has the negative value -1"),
+    ],
+)
+def test_what_is_no_spans_table_is_refused_in_one_sentence(columns, sentence):
+    with pytest.raises(KosmosTraceError, match=f"^{re.escape(sentence)}"):
+        Trace(columns)
+
+
+@pytest.mark.parametrize(
+    ("meta", "sentence"),
+    [
+        ({"ranks": 0}, "meta: ranks is 0, but spans has rank 0"),
+        ({"workgroups": "8"}, "meta: workgroups must be a whole number, not '8'"),
+        ({"x": np.int64(1)}, "meta: cannot be written as JSON"),
+        ({"clock": {"tick_ns": "fast"}}, "meta: clock must be like"),
+        ({"dropped": [{"rank": 0}]}, "meta: dropped must be a list of"),
+        ([], "meta: must be a dict, not list"),
+    ],
+)
+def test_a_meta_that_contradicts_is_refused_in_one_sentence(meta, sentence):
+    with pytest.raises(KosmosTraceError, match=f"^{re.escape(sentence)}"):
+        Trace(one(), meta=meta)
+
+
+def test_ranks_and_workgroups_come_from_meta_or_from_the_spans():
+    trace = scheduled(ranks=3, workgroups=5)
+    assert (trace.ranks, trace.workgroups) == (3, 5)
+    larger = Trace(trace.spans, meta={"ranks": 4, "workgroups": 9})
+    assert (larger.ranks, larger.workgroups) == (4, 9)
+    empty = Trace(None)
+    assert (empty.ranks, empty.workgroups, len(empty.spans)) == (0, 0, 0)
+
+
+def test_equal_means_every_bit():
+    counters = {"name": ["power"], "rank": [0], "time_ns": [5], "value": [float("nan")], "unit": ["W"]}
+    trace = Trace(one(), counters=counters, meta={"a": (1, 2), "b": {3: 4}})
+    assert trace.equals(Trace(one(), counters=counters, meta={"b": {"3": 4}, "a": [1, 2]}))
+    assert not trace.equals(Trace(one(), counters=counters, meta={"a": [1, 2]}))
+    assert not trace.equals(Trace(one(end_ns=[3]), counters=counters, meta=trace.meta))
+    assert not trace.equals(Trace(one(), counters=counters | {"value": [0.0]}, meta=trace.meta))
+
+
+def test_its_line_says_what_ran():
+    meta = {"op": "all_gather_matmul", "policy": "one_way:4", "order": "local_first"}
+    assert repr(Trace(one(), meta=meta)) == (
+        "<Trace: all_gather_matmul, one_way:4, local_first, 1 ranks × 1 workgroups, 1 spans in 0.002 µs>"
+    )
+    assert repr(Trace(None)) == "<Trace: 0 ranks × 0 workgroups, 0 spans in 0.000 µs>"
+
+
+def test_reading_a_trace_loads_no_matplotlib():
+    code = (
+        "import sys, kosmos.trace; print(sorted({'matplotlib', 'torch', 'triton', 'kosmos.plots'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -67,6 +67,8 @@ class Builder(private.InterpreterBuilder):
     def kosmos_drain(self):
         return Handle(np.zeros(1, np.int32), tl.int32)
 
+    kosmos_fence_async = kosmos_drain
+
     def kosmos_nap(self):
         self.hooks.nap()
         return Handle(np.zeros(1, np.int32), tl.int32)

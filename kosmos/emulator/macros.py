@@ -9,9 +9,11 @@ from kosmos.emulator.interpreter import Handle, numpy_dtype, round_to_bfloat16, 
 from kosmos.lang import tiles
 
 
-def gemm_tile(clock, run, a, b, k, rows, cols, EVEN_K, BM, BN, BK):
+def gemm_tile(clock, run, a, a_row, b, b_row, k, rows, cols, TMA, EVEN_K, BM, BN, BK):
     k, rows, cols = int(k), int(rows), int(cols)
-    a_rows, b_rows = _view(a, rows, k, k), _view(b, cols, k, k)
+    itemsize = numpy_dtype(a.dtype.element_ty).itemsize
+    a_offset, b_offset = int(a_row) * k * itemsize, int(b_row) * k * itemsize
+    a_rows, b_rows = _view(a, rows, k, k, a_offset), _view(b, cols, k, k, b_offset)
     a_rows = a_rows[np.minimum(np.arange(BM), rows - 1)]
     b_rows = b_rows[np.minimum(np.arange(BN), cols - 1)]
     dtype = a.dtype.element_ty
@@ -20,8 +22,8 @@ def gemm_tile(clock, run, a, b, k, rows, cols, EVEN_K, BM, BN, BK):
         a_part, b_part = _padded(a_rows[:, step : step + BK], BK), _padded(b_rows[:, step : step + BK], BK)
         tile = to_float32(a_part, dtype) @ to_float32(b_part, dtype).T + tile
         clock.multiplied(2 * BM * BN * BK)
-    clock.moved(_address(a), BM * k * a_rows.itemsize)
-    clock.moved(_address(b), BN * k * b_rows.itemsize)
+    clock.moved(_address(a) + a_offset, BM * k * itemsize)
+    clock.moved(_address(b) + b_offset, BN * k * itemsize)
     return tl.core.tensor(Handle(tile, tl.float32), tl.block_type(tl.float32, [BM, BN]))
 
 

@@ -3,7 +3,7 @@
 One source for CUDA, ROCm and the emulator. Only `device` knows which of them it is on.
 """
 
-from kosmos.lang.device import cycles, nap, now, pause, poll, unit
+from kosmos.lang.device import cycles, fence_async, nap, now, pause, poll, unit
 from kosmos.lang.record import open_slice, close_slice, record, stamp, stamp_cycles
 from kosmos.lang.sync import (
     BUILDER,
@@ -32,6 +32,7 @@ __all__ = [
     "copy_tile",
     "cycles",
     "enter",
+    "fence_async",
     "gemm_tile",
     "leave",
     "nap",

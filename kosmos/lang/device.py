@@ -128,3 +128,15 @@ def drain(_semantic=None):
         "kosmos_drain",
         core.int32,
     )
+
+
+@_builtin
+def fence_async(_semantic=None):
+    """Let the tensor memory accelerator (CUDA) see what ordinary loads and stores see by now; elsewhere nothing."""
+    return _by_backend(
+        _semantic,
+        ("fence.proxy.async;\nmov.u32 $0, 0;", "=r"),
+        ("s_mov_b32 $0, 0", "=s"),
+        "kosmos_fence_async",
+        core.int32,
+    )

@@ -1,10 +1,12 @@
 """Claiming, waiting, signalling; entering and leaving a launch.
 
-Every rank has a block of int32 words, its *state*, in symmetric memory: the epoch, the tickets of its queues, and its
-counters. Counters only ever grow. In epoch e (the number of launches before this one) a counter that gets n signals a
-launch is complete at (e + 1) * n; compared by their difference, the values may wrap.
+Every rank has a block of int32 words, its *state*, in symmetric memory: a header, the tickets of its queues, the
+distances to the other ranks' states, and its counters. Counters only ever grow. In epoch e (the number of launches
+before this one) a counter that gets n signals a launch is complete at (e + 1) * n; compared by their difference, the
+values may wrap.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 
@@ -15,20 +17,37 @@ from kosmos.trace.schema import ROLES
 MOVER = tl.constexpr(ROLES.index("mover"))
 BUILDER = tl.constexpr(ROLES.index("builder"))
 REDUCER = tl.constexpr(ROLES.index("reducer"))
+N_ROLES = tl.constexpr(len(ROLES))
 
 # words of a rank's state; tickets lie a cache line apart, so that the claims of two roles do not meet
 EPOCH = tl.constexpr(0)
 LEFT = tl.constexpr(1)
 STOP = tl.constexpr(2)
+LIMIT = tl.constexpr(4)
+FAULT = tl.constexpr(6)
 LINE = tl.constexpr(32)
-COUNTERS = tl.constexpr(LINE.value * (1 + len(ROLES)))
-N_ROLES = tl.constexpr(len(ROLES))
+PEERS = tl.constexpr(32 * (1 + len(ROLES)))
 
 CLOSED = tl.constexpr(1 << 30)
 """Added to the tickets when a wait has expired: every later claim finds its queue empty."""
 
-# words of a fault: who waited for what
-FAULT_WORDS = tl.constexpr(8)
+FAULT_WORDS = 8
+"""int64 words of a rank's fault: whether there is one, workgroup, role, item, counter, signals seen and wanted."""
+
+
+def new_state(ranks: int, counters: int, limit_ticks: int, fault_addresses: list[int]) -> np.ndarray:
+    """The state of all ranks before the first launch, int32 [ranks, words]; one launch has all ranks.
+
+    limit_ticks: how long a wait may last. fault_addresses: for each rank where its fault goes.
+    """
+    words = -(-(PEERS.value + 2 * ranks + counters) // LINE.value) * LINE.value
+    state = np.zeros((ranks, words), np.int32)
+    wide = state.view(np.int64)
+    wide[:, LIMIT.value // 2] = limit_ticks
+    wide[:, FAULT.value // 2] = fault_addresses
+    rank = np.arange(ranks)
+    wide[:, PEERS.value // 2 : PEERS.value // 2 + ranks] = (rank - rank[:, None]) * words * 4
+    return state
 
 
 @triton.jit
@@ -36,6 +55,24 @@ def on_peer(pointer, peers, peer):
     """The same place in another rank's symmetric memory. peers: int64 [ranks], distances in bytes from this rank's."""
     there = pointer.to(tl.pointer_type(tl.int8)) + tl.load(peers + peer)
     return there.to(pointer.dtype)
+
+
+@triton.jit
+def _wide(state, word):
+    """The int64 at an (even) word of the state."""
+    return (state + word).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def counter_of(state, counter, RANKS: tl.constexpr):
+    """Where a rank has a counter."""
+    return state + PEERS + 2 * RANKS + counter
+
+
+@triton.jit
+def counter_on(state, peer, counter, RANKS: tl.constexpr):
+    """Where another rank has a counter."""
+    return counter_of(on_peer(state, _wide(state, PEERS), peer), counter, RANKS)
 
 
 @triton.jit
@@ -51,10 +88,10 @@ def enter(state):
 
 
 @triton.jit
-def announce(state, peers, rank, RANKS: tl.constexpr):
+def announce(state, rank, RANKS: tl.constexpr):
     """Tell every rank that this one is in the launch: its inputs may be read. Counter `rank` of each is for that."""
     for peer in range(RANKS):
-        tl.atomic_add(on_peer(state, peers, peer) + COUNTERS + rank, 1, sem="release", scope="sys")
+        tl.atomic_add(counter_on(state, peer, rank, RANKS), 1, sem="release", scope="sys")
 
 
 @triton.jit
@@ -77,14 +114,9 @@ def claim(state, role):
 
 
 @triton.jit
-def complete(state, counter, count, epoch):
-    """Whether a counter of this rank has all its signals of this launch."""
-    return look(state + COUNTERS + counter) - (epoch + 1) * count >= 0
-
-
-@triton.jit
-def claim_ready(state, role, items, length, epoch):
+def claim_ready(here, role, items, length, RANKS: tl.constexpr):
     """Take the next ticket of a queue only if its item would not have to wait; otherwise -1."""
+    state, epoch, _, _ = here
     ticket = state + LINE * (1 + role)
     taken = tl.full((), -1, tl.int32)
     head = look(ticket)
@@ -93,7 +125,7 @@ def claim_ready(state, role, items, length, epoch):
         count = tl.load(items + head.to(tl.int64) * ITEM_WORDS + WAIT_COUNT)
         ready = counter < 0
         if counter >= 0:
-            ready = complete(state, counter, count, epoch)
+            ready = look(counter_of(state, counter, RANKS)) - (epoch + 1) * count >= 0
         if ready:
             if tl.atomic_cas(ticket, head, head + 1, sem="relaxed", scope="gpu") == head:
                 taken = head
@@ -101,18 +133,20 @@ def claim_ready(state, role, items, length, epoch):
 
 
 @triton.jit
-def claim_two_way(here, producer, n_produced, consumer, consumed, n_consumed, consumes):
+def claim_two_way(
+    here, producer, n_produced, consumer, consumed, n_consumed, consumes, RANKS: tl.constexpr
+):
     """The two-way rule: (role, ticket). A workgroup that `consumes` takes the next consumer item if it is ready;
     otherwise everybody produces while there is something to produce, and then consumes. The consumer's ticket is
     beyond its queue when everything is taken.
 
     here: as in `wait`. consumed: the consumer's queue.
     """
-    state, _, _, epoch, _, _, _ = here
+    state, _, _, _ = here
     role = tl.full((), consumer, tl.int32)
     ticket = tl.full((), -1, tl.int32)
     if consumes:
-        ticket = claim_ready(state, consumer, consumed, n_consumed, epoch)
+        ticket = claim_ready(here, consumer, consumed, n_consumed, RANKS)
     if ticket < 0:
         role = tl.full((), producer, tl.int32)
         ticket = claim(state, producer)
@@ -126,15 +160,16 @@ def claim_two_way(here, producer, n_produced, consumer, consumed, n_consumed, co
 def wait(here, counter, count, role, item, RANKS: tl.constexpr):
     """Wait until a counter of this rank is complete; later reads see what its signallers wrote.
 
-    here: (state, peers, faults, epoch, limit, rank, workgroup). counter = -1 waits for nothing. If `limit` ticks pass,
-    the fault is written down (the first one of the rank stays), all queues of all ranks are closed, and every wait of
-    the launch ends: the workgroups leave, the results are void.
+    here: (state, epoch, rank, workgroup). counter = -1 waits for nothing. If the state's limit passes, the fault is
+    written down (the first one of the rank stays), all queues of all ranks are closed, and every wait of the launch
+    ends: the workgroups leave, the results are void.
     """
-    state, peers, faults, epoch, limit, rank, workgroup = here
+    state, epoch, rank, workgroup = here
     if counter >= 0:
-        pointer = state + COUNTERS + counter
+        pointer = counter_of(state, counter, RANKS)
         wanted = (epoch + 1) * count
         if look(pointer) - wanted < 0:
+            limit = tl.load(_wide(state, LIMIT))
             since = now()
             while (poll(pointer) - wanted < 0) & (poll(state + STOP) == 0) & (now() - since < limit):
                 pause(pointer)
@@ -142,7 +177,7 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
             seen = look(pointer)
             if seen - wanted < 0:
                 if tl.atomic_xchg(state + STOP, 1, sem="acq_rel", scope="sys") == 0:
-                    fault = faults + rank * FAULT_WORDS
+                    fault = tl.load(_wide(state, FAULT)).to(tl.pointer_type(tl.int64))
                     tl.store(fault + 1, workgroup.to(tl.int64))
                     tl.store(fault + 2, tl.full((), role, tl.int64))
                     tl.store(fault + 3, item.to(tl.int64))
@@ -151,7 +186,7 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
                     tl.store(fault + 6, count.to(tl.int64))
                     tl.store(fault, tl.full((), 1, tl.int64))
                     for peer in range(RANKS):
-                        there = on_peer(state, peers, peer)
+                        there = on_peer(state, _wide(state, PEERS), peer)
                         for queue in range(N_ROLES):
                             tl.atomic_add(there + LINE * (1 + queue), CLOSED, sem="relaxed", scope="sys")
                         tl.atomic_add(there + STOP, 1, sem="release", scope="sys")

@@ -7,28 +7,44 @@ from kosmos.lang.sync import on_peer
 
 
 @triton.jit
-def gemm_tile(a, b, k, rows, cols, EVEN_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """a[rows, k] @ b[cols, k].T in fp32, as a [BM, BN] tile of which the first [rows, cols] are valid.
+def gemm_tile(
+    a,
+    a_row,
+    b,
+    b_row,
+    k,
+    rows,
+    cols,
+    TMA: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """a[a_row:, :k] @ b[b_row:, :k].T in fp32: a [BM, BN] tile of which the first [rows, cols] are valid.
 
-    a, b: pointers to the first element; both matrices are dense with k columns.
+    a, b: dense matrices of k columns, as pointers or, with TMA, as tensor descriptors of blocks [BM, BK] and [BN, BK].
     """
-    # beyond the edge read the last row again: no mask, and what comes of it is never stored
-    a_rows = tl.minimum(tl.arange(0, BM), rows - 1).to(tl.int64)
-    b_rows = tl.minimum(tl.arange(0, BN), cols - 1).to(tl.int64)
-    ks = tl.arange(0, BK)
-    a_at = a + a_rows[:, None] * k + ks[None, :]
-    b_at = b + b_rows[:, None] * k + ks[None, :]
     tile = tl.zeros((BM, BN), tl.float32)
-    for step in range(0, k, BK):
-        if EVEN_K:
-            a_part, b_part = tl.load(a_at), tl.load(b_at)
-        else:
-            inside = ks[None, :] < k - step
-            a_part, b_part = tl.load(a_at, mask=inside, other=0.0), tl.load(b_at, mask=inside, other=0.0)
-        # "ieee": fp32 inputs keep their 24 bits; 16-bit inputs are not affected
-        tile = tl.dot(a_part, tl.trans(b_part), tile, input_precision="ieee")
-        a_at += BK
-        b_at += BK
+    if TMA:
+        for step in range(0, k, BK):
+            tile = tl.dot(a.load([a_row, step]), b.load([b_row, step]).T, tile, input_precision="ieee")
+    else:
+        # beyond the edge read the last row again: no mask, and what comes of it is never stored
+        i, j = tl.minimum(tl.arange(0, BM), rows - 1), tl.minimum(tl.arange(0, BN), cols - 1)
+        ks = tl.arange(0, BK)
+        a_at = a + a_row.to(tl.int64) * k + i[:, None].to(tl.int64) * k + ks[None, :]
+        b_at = b + b_row.to(tl.int64) * k + j[:, None].to(tl.int64) * k + ks[None, :]
+        for step in range(0, k, BK):
+            if EVEN_K:
+                a_part, b_part = tl.load(a_at), tl.load(b_at)
+            else:
+                inside = ks[None, :] < k - step
+                a_part, b_part = tl.load(a_at, mask=inside, other=0.0), tl.load(b_at, mask=inside, other=0.0)
+            # "ieee": fp32 inputs keep their 24 bits; 16-bit inputs are not affected
+            tile = tl.dot(a_part, tl.trans(b_part), tile, input_precision="ieee")
+            a_at += BK
+            b_at += BK
     return tile
 
 

@@ -22,6 +22,7 @@ from kosmos.lang import (
     close_slice,
     copy_tile,
     enter,
+    fence_async,
     gemm_tile,
     leave,
     on_peer,
@@ -35,7 +36,7 @@ from kosmos.lang import (
     wait,
 )
 from kosmos.lang.items import CHUNK, COL, COLS, ITEM_WORDS, ROW, ROWS, SIGNAL, WAIT, WAIT_COUNT
-from kosmos.lang.sync import COUNTERS
+from kosmos.lang.sync import counter_of
 from kosmos.ops.arguments import check_operands
 from kosmos.ops.launch import launch, plan_for
 from kosmos.schedule import Policy
@@ -47,23 +48,22 @@ from kosmos.world import World
 def all_gather_matmul_kernel(
     x,  # [ranks, m / RANKS, k], symmetric
     gathered,  # [ranks, m, k]; a rank's own rows of it stay unused
-    w,  # [ranks, n, k]
     y,  # [ranks, m, n]
+    x_tiles,  # x, gathered and w again, as what gemm_tile reads: pointers or tensor descriptors of [rows, k]
+    gathered_tiles,
+    w_tiles,
     moves,  # the movers' queue, [ranks, n_moves, ITEM_WORDS]
     n_moves,
     tiles,  # the builders' queue, [ranks, n_tiles, ITEM_WORDS]
     n_tiles,
     x_peers,
     state,
-    state_peers,
     state_words,
-    faults,
     trace,
     links,
     first_rank,
     crew,
     capacity,
-    limit,
     ticks_per_byte,
     m,
     n,
@@ -79,45 +79,41 @@ def all_gather_matmul_kernel(
     BK: tl.constexpr,
     CM: tl.constexpr,
     CN: tl.constexpr,
+    TMA: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    local = (tl.program_id(0) // WORKGROUPS).to(tl.int64)
+    local = tl.program_id(0) // WORKGROUPS
     workgroup = tl.program_id(0) % WORKGROUPS
-    rank = first_rank + tl.program_id(0) // WORKGROUPS
-    x += local * (m // RANKS) * k
-    gathered += local * m * k
-    w += local * n * k
-    y += local * m * n
-    moves += local * n_moves * ITEM_WORDS
-    tiles += local * n_tiles * ITEM_WORDS
+    rank = first_rank + local
+    moves += local.to(tl.int64) * n_moves * ITEM_WORDS
+    tiles += local.to(tl.int64) * n_tiles * ITEM_WORDS
     x_peers += local * RANKS
-    state += local * state_words
-    state_peers += local * RANKS
+    state += local.to(tl.int64) * state_words
     trace = open_slice(trace, capacity, TRACE)
-    here = (state, state_peers, faults, enter(state), limit, rank, workgroup)
+    here = (state, enter(state), rank, workgroup)
     if workgroup == 0:
-        announce(state, state_peers, rank, RANKS)
+        announce(state, rank, RANKS)
 
     done = tl.full((), 0, tl.int32)
     if TWO_WAY:
         claimed = stamp(TRACE)
-        role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew)
+        role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
         while (role == MOVER) | (ticket < n_tiles):
             if role == MOVER:
-                _move(here, moves, ticket, x, x_peers, gathered, m, k, links, ticks_per_byte,
+                _move(here, moves, ticket, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
                       trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
             else:
-                _build(here, tiles, ticket, x, gathered, w, y, m, n, k,
-                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, EVEN_K)  # fmt: skip
+                _build(here, tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
             done += 1
             claimed = stamp(TRACE)
-            role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew)
+            role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
     else:
         if workgroup < crew:
             claimed = stamp(TRACE)
             ticket = claim(state, MOVER)
             while ticket < n_moves:
-                _move(here, moves, ticket, x, x_peers, gathered, m, k, links, ticks_per_byte,
+                _move(here, moves, ticket, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
                       trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
                 done += 1
                 claimed = stamp(TRACE)
@@ -126,8 +122,8 @@ def all_gather_matmul_kernel(
             claimed = stamp(TRACE)
             ticket = claim(state, BUILDER)
             while ticket < n_tiles:
-                _build(here, tiles, ticket, x, gathered, w, y, m, n, k,
-                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, EVEN_K)  # fmt: skip
+                _build(here, tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
                 done += 1
                 claimed = stamp(TRACE)
                 ticket = claim(state, BUILDER)
@@ -137,42 +133,53 @@ def all_gather_matmul_kernel(
 
 @triton.jit
 def _move(
-    here, moves, ticket, x, x_peers, gathered, m, k, links, ticks_per_byte, trace, capacity, done, claimed,
+    here, moves, ticket, local, x, x_peers, gathered, m, k, links, ticks_per_byte, trace, capacity, done, claimed,
     RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
     """Mover: fetch part of a peer's row block and say that it is here."""
-    state, _, _, _, _, rank, _ = here
+    state, _, rank, _ = here
     item = moves + ticket.to(tl.int64) * ITEM_WORDS
     chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
-    col, cols = tl.load(item + COL), tl.load(item + COLS)
-    arrived = state + COUNTERS + tl.load(item + SIGNAL)
+    col, cols, arrived = tl.load(item + COL), tl.load(item + COLS), tl.load(item + SIGNAL)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS)
     started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
-    source = on_peer(x, x_peers, chunk) + (row - chunk * (m // RANKS)).to(tl.int64) * k + col
-    copy_tile(source, gathered + row.to(tl.int64) * k + col, rows, cols, k, CM, CN)
+    shard = m // RANKS
+    source = on_peer(x, x_peers, chunk) + (local * shard + row - chunk * shard).to(tl.int64) * k + col
+    copy_tile(source, gathered + (local * m + row).to(tl.int64) * k + col, rows, cols, k, CM, CN)
     if PACED:
         pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
     record(trace, capacity, done, MOVER, ticket, claimed, started, cycles_before, TRACE)
-    signal(arrived)
+    signal(counter_of(state, arrived, RANKS))
 
 
 @triton.jit
 def _build(
-    here, tiles, ticket, x, gathered, w, y, m, n, k, trace, capacity, done, claimed,
+    here, tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k, trace, capacity, done, claimed,
     RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    EVEN_K: tl.constexpr,
+    TMA: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Builder: multiply one tile, once its rows are here."""
-    _, _, _, _, _, rank, _ = here
+    _, _, rank, _ = here
     item = tiles + ticket.to(tl.int64) * ITEM_WORDS
     chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COL), tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS)
     started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
-    own = x + (row - rank * (m // RANKS)).to(tl.int64) * k
-    a = tl.where(chunk == rank, own, gathered + row.to(tl.int64) * k)
-    tile = gemm_tile(a, w + col.to(tl.int64) * k, k, rows, cols, EVEN_K, BM, BN, BK)
-    store_tile(y + row.to(tl.int64) * n + col, tile, rows, cols, n, BM, BN)
+    y_at = y + (local * m + row).to(tl.int64) * n + col
+    own_row = local * (m // RANKS) + row - rank * (m // RANKS)
+    if TMA:
+        fence_async()
+        if chunk == rank:
+            tile = gemm_tile(x_tiles, own_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
+        else:
+            tile = gemm_tile(
+                gathered_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK
+            )
+    else:
+        source = tl.where(chunk == rank, x_tiles, gathered_tiles)
+        source_row = tl.where(chunk == rank, own_row, local * m + row)
+        tile = gemm_tile(source, source_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
+    store_tile(y_at, tile, rows, cols, n, BM, BN)
     record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
 
 
@@ -204,8 +211,8 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
     arguments = {
         "x": x,
         "gathered": gathered,
-        "w": w,
         "y": y,
+        **plan.operands(x=(x, "rows"), gathered=(gathered, "rows"), w=(w, "cols")),
         "moves": plan.tables["mover"],
         "n_moves": plan.length("mover"),
         "tiles": plan.tables["builder"],

@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kosmos import __version__, emulator
 from kosmos.errors import KosmosEnvironmentError
-from kosmos.lang.sync import COUNTERS
+from kosmos.lang.sync import new_state
 from kosmos.schedule import QUEUES, Policy, Tile, check
 from kosmos.schedule.queues import FIELDS, Order, order_name
 from kosmos.trace import Trace
@@ -21,7 +22,10 @@ TRACE_BYTES = 1 << 30
 
 
 class Blocks(NamedTuple):
-    """The block sizes of a kernel: output tile, step along K, copy and reduction blocks; and the compiler's options."""
+    """The block sizes of a kernel: output tile, step along K, copy and reduction blocks; and how it is compiled.
+
+    tma: whether tiles are read through tensor descriptors.
+    """
 
     tile: Tile
     step: int
@@ -29,17 +33,23 @@ class Blocks(NamedTuple):
     reduce: Tile
     num_warps: int
     num_stages: int
+    tma: bool = False
 
 
-def blocks_for(backend: str, itemsize: int) -> Blocks:
-    """Block sizes for a back end ("cuda", "hip" or "emulator") and an element size in bytes."""
+def blocks_for(backend: str, itemsize: int, descriptors: bool) -> Blocks:
+    """Block sizes for a back end ("cuda", "hip" or "emulator") and an element size in bytes.
+
+    descriptors: the device has a tensor memory accelerator and the operands' rows are multiples of 16 bytes.
+    """
     if backend == "emulator":
         return Blocks(Tile(64, 64), 64, Tile(64, 64), Tile(64, 64), 4, 1)
     if itemsize == 4:
         return Blocks(Tile(64, 64), 32, Tile(32, 64), Tile(16, 64), 4, 2)
     if backend == "hip":
         return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 2)
-    return Blocks(Tile(128, 256), 64, Tile(16, 512), Tile(16, 256), 8, 3)
+    if descriptors:
+        return Blocks(Tile(128, 256), 64, Tile(16, 512), Tile(16, 256), 8, 3, tma=True)
+    return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 3)
 
 
 class Plan:
@@ -52,7 +62,8 @@ class Plan:
         self.world, self.op, self.dtype, self.order = world, op, dtype, order
         self.shape = {"m": m, "n": n, "k": k}
         backend = "emulator" if world.emulated else "hip" if torch.version.hip else "cuda"
-        self.blocks = blocks_for(backend, dtype.itemsize)
+        descriptors = backend == "cuda" and torch.cuda.get_device_capability(world.device) >= (9, 0)
+        self.blocks = blocks_for(backend, dtype.itemsize, descriptors and k * dtype.itemsize % 16 == 0)
         self.queues = QUEUES[op](
             m=m, n=n, k=k, ranks=world.ranks, tile=self.blocks.tile, itemsize=dtype.itemsize, order=order
         )
@@ -61,8 +72,10 @@ class Plan:
         self.asked, self.policy = policy, policy.plan(self.queues, world.workgroups, cost_ns)
         check(self.queues, self.policy, world.workgroups)
         self.tables = {role: self._upload(table) for role, table in self.queues.items.items()}
-        words = COUNTERS.value + self.queues.counters
-        self.state = torch.zeros(world.ranks, words, dtype=torch.int32, device=world.device)
+        faults = [world.faults[rank].data_ptr() for rank in range(world.ranks)]
+        limit_ticks = world.timeout_ns // tick_ns()
+        state = new_state(world.ranks, self.queues.counters, limit_ticks, faults)
+        self.state = torch.from_numpy(state).to(world.device)
         self.scratch: dict[str, torch.Tensor] = {}
         self.buffer: torch.Tensor | None = None
 
@@ -73,6 +86,17 @@ class Plan:
             # an empty tensor has no address to pass
             words = np.zeros((ranks, 1, len(FIELDS)), np.int32)
         return torch.from_numpy(words.copy()).to(self.world.device)
+
+    def operands(self, **operands: tuple[torch.Tensor, str]) -> dict[str, Any]:
+        """The arguments NAME_tiles for gemm_tile: each stacked tensor, and whether it gives a tile its rows or its cols."""
+        if not self.blocks.tma:
+            return {f"{name}_tiles": tensor for name, (tensor, _) in operands.items()}
+        return {
+            f"{name}_tiles": TensorDescriptor.from_tensor(
+                tensor.flatten(0, 1), [getattr(self.blocks.tile, side), self.blocks.step]
+            )
+            for name, (tensor, side) in operands.items()
+        }
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Scratch memory of the op's dtype that is kept between calls."""
@@ -114,23 +138,17 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
     world = plan.world
     run = recording()
     buffer = plan.trace_buffer() if run else world.links
-    limit, ticks_per_byte = world.timeout_ns // tick_ns(), 0.0
     paced = world.link_gbps is not None and not world.emulated
-    if paced:
-        ticks_per_byte = 1 / (world.link_gbps * tick_ns())
     arguments = {
         **arguments,
         "state": plan.state,
-        "state_peers": world.distances(plan.state.stride(0) * 4),
         "state_words": plan.state.shape[1],
-        "faults": world.faults,
         "trace": buffer,
         "links": world.links,
         "first_rank": 0,
         "crew": plan.policy.crew,
         "capacity": plan.capacity,
-        "limit": limit,
-        "ticks_per_byte": ticks_per_byte,
+        "ticks_per_byte": 1 / (world.link_gbps * tick_ns()) if paced else 0.0,
         **plan.shape,
         "RANKS": world.ranks,
         "WORKGROUPS": world.workgroups,
@@ -141,6 +159,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "BM": plan.blocks.tile.rows,
         "BN": plan.blocks.tile.cols,
         "BK": plan.blocks.step,
+        "TMA": plan.blocks.tma,
         "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
     }
     if world.emulated:

@@ -34,7 +34,7 @@ from kosmos.lang import (
     wait,
 )
 from kosmos.lang.items import COL, COLS, ITEM_WORDS, ROW, ROWS, SIGNAL, SIGNAL_RANK, WAIT, WAIT_COUNT
-from kosmos.lang.sync import COUNTERS
+from kosmos.lang.sync import counter_on
 from kosmos.errors import KosmosShapeError
 from kosmos.ops.arguments import check_operands
 from kosmos.ops.launch import launch, plan_for
@@ -45,8 +45,8 @@ from kosmos.world import World
 
 @triton.jit
 def matmul_reduce_scatter_kernel(
-    x,  # [ranks, m, k]
-    w,  # [ranks, n, k]
+    x_tiles,  # x [ranks, m, k] and w [ranks, n, k], as what gemm_tile reads: pointers or tensor descriptors of [rows, k]
+    w_tiles,
     part,  # [ranks, m, n], symmetric: each rank's product, in the dtype of x
     y,  # [ranks, m / RANKS, n]
     tiles,  # the builders' queue, [ranks, n_tiles, ITEM_WORDS]
@@ -55,15 +55,12 @@ def matmul_reduce_scatter_kernel(
     n_sums,
     part_peers,
     state,
-    state_peers,
     state_words,
-    faults,
     trace,
     links,
     first_rank,
     crew,
     capacity,
-    limit,
     ticks_per_byte,
     m,
     n,
@@ -79,44 +76,40 @@ def matmul_reduce_scatter_kernel(
     BK: tl.constexpr,
     RM: tl.constexpr,
     RN: tl.constexpr,
+    TMA: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    local = (tl.program_id(0) // WORKGROUPS).to(tl.int64)
+    local = tl.program_id(0) // WORKGROUPS
     workgroup = tl.program_id(0) % WORKGROUPS
-    rank = first_rank + tl.program_id(0) // WORKGROUPS
-    x += local * m * k
-    w += local * n * k
-    part += local * m * n
-    y += local * (m // RANKS) * n
-    tiles += local * n_tiles * ITEM_WORDS
-    sums += local * n_sums * ITEM_WORDS
+    rank = first_rank + local
+    tiles += local.to(tl.int64) * n_tiles * ITEM_WORDS
+    sums += local.to(tl.int64) * n_sums * ITEM_WORDS
     part_peers += local * RANKS
-    state += local * state_words
-    state_peers += local * RANKS
+    state += local.to(tl.int64) * state_words
     trace = open_slice(trace, capacity, TRACE)
-    here = (state, state_peers, faults, enter(state), limit, rank, workgroup)
+    here = (state, enter(state), rank, workgroup)
 
     done = tl.full((), 0, tl.int32)
     if TWO_WAY:
         claimed = stamp(TRACE)
-        role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew)
+        role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
         while (role == BUILDER) | (ticket < n_sums):
             if role == BUILDER:
-                _build(here, tiles, ticket, x, w, part, n, k, trace, capacity, done, claimed,
-                       TRACE, BM, BN, BK, EVEN_K)  # fmt: skip
+                _build(here, tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
             else:
-                _reduce(here, sums, ticket, part, part_peers, y, m, n, links, ticks_per_byte,
+                _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
                         trace, capacity, done, claimed, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
             done += 1
             claimed = stamp(TRACE)
-            role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew)
+            role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
     else:
         if workgroup >= crew:
             claimed = stamp(TRACE)
             ticket = claim(state, BUILDER)
             while ticket < n_tiles:
-                _build(here, tiles, ticket, x, w, part, n, k, trace, capacity, done, claimed,
-                       TRACE, BM, BN, BK, EVEN_K)  # fmt: skip
+                _build(here, tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
                 done += 1
                 claimed = stamp(TRACE)
                 ticket = claim(state, BUILDER)
@@ -124,7 +117,7 @@ def matmul_reduce_scatter_kernel(
             claimed = stamp(TRACE)
             ticket = claim(state, REDUCER)
             while ticket < n_sums:
-                _reduce(here, sums, ticket, part, part_peers, y, m, n, links, ticks_per_byte,
+                _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
                         trace, capacity, done, claimed, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
                 done += 1
                 claimed = stamp(TRACE)
@@ -135,36 +128,36 @@ def matmul_reduce_scatter_kernel(
 
 @triton.jit
 def _build(
-    here, tiles, ticket, x, w, part, n, k, trace, capacity, done, claimed,
-    TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr,
+    here, tiles, ticket, local, x_tiles, w_tiles, part, m, n, k, trace, capacity, done, claimed,
+    RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    TMA: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Builder: multiply one tile and tell the rank that will add it up."""
-    state, state_peers, _, _, _, _, _ = here
+    state, _, _, _ = here
     item = tiles + ticket.to(tl.int64) * ITEM_WORDS
     row, rows, col, cols = tl.load(item + ROW), tl.load(item + ROWS), tl.load(item + COL), tl.load(item + COLS)
-    made = on_peer(state, state_peers, tl.load(item + SIGNAL_RANK)) + COUNTERS + tl.load(item + SIGNAL)
+    adder, made = tl.load(item + SIGNAL_RANK), tl.load(item + SIGNAL)
     started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
-    tile = gemm_tile(x + row.to(tl.int64) * k, w + col.to(tl.int64) * k, k, rows, cols, EVEN_K, BM, BN, BK)
-    store_tile(part + row.to(tl.int64) * n + col, tile, rows, cols, n, BM, BN)
+    tile = gemm_tile(x_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
+    store_tile(part + (local * m + row).to(tl.int64) * n + col, tile, rows, cols, n, BM, BN)
     record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
-    signal(made)
+    signal(counter_on(state, adder, made, RANKS))
 
 
 @triton.jit
 def _reduce(
-    here, sums, ticket, part, part_peers, y, m, n, links, ticks_per_byte, trace, capacity, done, claimed,
+    here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte, trace, capacity, done, claimed,
     RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr,
 ):  # fmt: skip
     """Reducer: add up all ranks' parts of one tile of this rank's rows, once they are made."""
-    _, _, _, _, _, rank, _ = here
+    _, _, rank, _ = here
     item = sums + ticket.to(tl.int64) * ITEM_WORDS
     row, rows, col, cols = tl.load(item + ROW), tl.load(item + ROWS), tl.load(item + COL), tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS)
     started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
-    own = row - rank * (m // RANKS)
-    reduce_tile(
-        part + row.to(tl.int64) * n + col, part_peers, y + own.to(tl.int64) * n + col, rows, cols, n, RANKS, RM, RN
-    )
+    mine = part + (local * m + row).to(tl.int64) * n + col
+    y_at = y + (local * (m // RANKS) + row - rank * (m // RANKS)).to(tl.int64) * n + col
+    reduce_tile(mine, part_peers, y_at, rows, cols, n, RANKS, RM, RN)
     if PACED:
         size = rows * cols * (part.dtype.element_ty.primitive_bitwidth // 8)
         for peer in range(RANKS):
@@ -202,8 +195,7 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
     part = plan.tensor("part", (ranks, m, n))
     y = torch.empty((ranks, m // ranks, n), dtype=x.dtype, device=x.device)
     arguments = {
-        "x": x,
-        "w": w,
+        **plan.operands(x=(x, "rows"), w=(w, "cols")),
         "part": part,
         "y": y,
         "tiles": plan.tables["builder"],

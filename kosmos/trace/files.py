@@ -111,12 +111,14 @@ def _read(file: Any, path: str) -> tuple[pa.Table, pa.Table, pa.Table, dict[str,
     if _KEY.encode() not in footer:
         raise KosmosTraceError(f"{path}: is a Parquet file, but not a trace of KOSMOS")
     head = json.loads(footer[_KEY.encode()])
-    if not isinstance(head, dict) or not isinstance(head.get("format"), int) or not isinstance(head.get("meta"), dict):
+    if not isinstance(head, dict) or not isinstance(head.get("format"), int):
         raise _damaged(path)
     if head["format"] > FORMAT:
         raise KosmosTraceError(
             f"{path}: has format {head['format']}, written by a newer KOSMOS; this one reads up to {FORMAT}"
         )
+    if not isinstance(head.get("meta"), dict):
+        raise _damaged(path)
     queue, counters = (_unpack(footer, key, path) for key in (_QUEUE_KEY, _COUNTERS_KEY))
     return parquet.read(), queue, counters, head["meta"]
 

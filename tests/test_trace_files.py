@@ -1,0 +1,176 @@
+"""Traces in files: bit for bit, whole or not at all, and one sentence for everything that is not a trace."""
+
+import base64
+import json
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_trace import one, scheduled
+
+from kosmos.errors import KosmosTraceError
+from kosmos.trace import Trace
+from kosmos.trace.files import FORMAT
+
+META = {"op": "all_gather_matmul", "shape": {"m": 8192, "n": 7, "k": 3}, "π": [0.1 + 0.2, 1e-310, None, True, 2**70]}
+COUNTERS = {
+    "name": ["power", "clock", "clock"],
+    "rank": [0, 0, 1],
+    "time_ns": [-5, 2**60 + 1, 3],
+    "value": [float("nan"), -0.0, 0.1 + 0.2],
+    "unit": ["W", "MHz", "µ"],
+}
+
+
+def full(seed=0):
+    trace = scheduled(seed)
+    return Trace(trace.spans, trace.queue, COUNTERS, META)
+
+
+def refused(path):
+    """The one sentence that loading gives; no other traceback hangs on it."""
+    with pytest.raises(KosmosTraceError) as caught:
+        Trace.load(path)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{path}: ") and "\n" not in sentence
+    return sentence.removeprefix(f"{path}: ")
+
+
+@pytest.mark.parametrize("trace", [full(), scheduled(1), Trace(None), Trace(one(), meta={"ranks": 3})])
+def test_a_trace_comes_back_bit_for_bit_and_gives_the_same_bytes(trace, tmp_path):
+    trace.save(tmp_path / "a.parquet")
+    back = Trace.load(str(tmp_path / "a.parquet"))
+    assert back.equals(trace) and back.meta == trace.meta
+    back.save(tmp_path / "b.parquet")
+    shuffled = Trace(
+        pa.concat_tables([trace.spans.slice(0, 5), trace.spans.slice(5)]),
+        trace.queue,
+        trace.counters,
+        dict(reversed(trace.meta.items())),
+    )
+    shuffled.save(tmp_path / "c.parquet")
+    assert len({(tmp_path / name).read_bytes() for name in ("a.parquet", "b.parquet", "c.parquet")}) == 1
+
+
+def test_times_above_2_to_the_53_survive(tmp_path):
+    late = [2**62 + 1, 2**62 + 2, 2**62 + 4]
+    spans = one(claim_ns=late[:1], start_ns=late[1:2], end_ns=late[2:], cycles=[2**63 - 1])
+    Trace(spans).save(tmp_path / "late.parquet")
+    row = Trace.load(tmp_path / "late.parquet").spans.to_pylist()[0]
+    assert [row["claim_ns"], row["start_ns"], row["end_ns"], row["cycles"]] == [*late, 2**63 - 1]
+
+
+def test_any_parquet_reader_finds_the_spans(tmp_path):
+    trace = full()
+    trace.save(tmp_path / "rank=7.parquet")
+    table = pq.read_table(tmp_path / "rank=7.parquet")
+    assert table.to_pylist() == trace.spans.to_pylist()
+    pandas = pytest.importorskip("pandas")
+    assert list(pandas.read_parquet(tmp_path / "rank=7.parquet").columns) == trace.spans.column_names
+
+
+def test_a_folder_that_looks_like_a_partition_adds_no_column(tmp_path):
+    (tmp_path / "rank=7").mkdir()
+    full().save(tmp_path / "rank=7" / "t.parquet")
+    assert Trace.load(tmp_path / "rank=7" / "t.parquet").equals(full())
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+    path = tmp_path / "cut.parquet"
+    full().save(path)
+    whole = path.read_bytes()
+    for size in [*range(0, len(whole), 97), 1, 4, 7, 8, 11, 12, len(whole) - 1]:
+        path.write_bytes(whole[:size])
+        assert refused(path) in ("is cut off: its end is missing", "is empty", "is not a trace (not a Parquet file)")
+
+
+def test_a_damaged_file_is_refused_or_says_the_same(tmp_path):
+    path = tmp_path / "bad.parquet"
+    trace = full()
+    trace.save(path)
+    whole = bytearray(path.read_bytes())
+    draw = np.random.default_rng(0)
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for at in [*draw.integers(0, footer, 150), *draw.integers(footer, len(whole), 150)]:
+        bad = whole.copy()
+        bad[at] ^= 1 << int(draw.integers(0, 8))
+        path.write_bytes(bad)
+        try:
+            loaded = Trace.load(path)
+        except KosmosTraceError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+        else:
+            assert at >= footer or loaded.equals(trace)  # the pages are under a checksum, the footer is not
+
+
+def written(path, table, footer):
+    with pq.ParquetWriter(path, table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(footer)
+    return path
+
+
+def test_files_of_others_are_refused(tmp_path):
+    trace = full()
+    assert refused(tmp_path / "none.parquet") == "cannot be read (No such file or directory)"
+    assert refused(tmp_path) == "cannot be read (Is a directory)"
+    (tmp_path / "text").write_text("rank,workgroup,role\n0,0,mover\n")
+    assert refused(tmp_path / "text") == "is not a trace (not a Parquet file)"
+    (tmp_path / "empty").touch()
+    assert refused(tmp_path / "empty") == "is empty"
+    (tmp_path / "false").write_bytes(b"PAR1" + b"\x05" * 40 + b"PAR1")
+    assert refused(tmp_path / "false").startswith("is a damaged trace")
+    assert refused(written(tmp_path / "foreign", trace.spans, {})) == "is a Parquet file, but not a trace of KOSMOS"
+
+
+def test_other_versions_and_missing_parts_are_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    trace = full()
+    trace.save(path)
+    footer = {key.decode(): text.decode() for key, text in pq.read_metadata(path).metadata.items()}
+    footer = {key: text for key, text in footer.items() if key.startswith("kosmos")}
+    assert Trace.load(written(path, trace.spans, footer)).equals(trace)
+
+    def changed(table=trace.spans, **parts):
+        return refused(written(path, table, footer | {key.replace("_", "."): text for key, text in parts.items()}))
+
+    newer = changed(kosmos=json.dumps({"format": FORMAT + 1, "anything": "else"}))
+    assert newer == f"has format {FORMAT + 1}, written by a newer KOSMOS; this one reads up to {FORMAT}"
+    assert changed(trace.spans.drop_columns(["item", "unit"])) == "spans: lacks columns item, unit"
+    assert changed(kosmos=json.dumps({"format": 1, "meta": {"ranks": 1}})).startswith("meta: ranks is 1, but spans")
+    for nonsense in ("", "{", "[]", '{"format": 1}', '{"format": "1", "meta": {}}', '{"format": 1, "meta": 5}'):
+        assert changed(kosmos=nonsense).startswith("is a damaged trace")
+    assert changed(kosmos_queue="?").startswith("is a damaged trace")
+    assert changed(kosmos_queue=base64.b64encode(b"PAR1").decode()).startswith("is a damaged trace")
+    del footer["kosmos.counters"]
+    assert changed() == "lacks its table kosmos.counters"
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    scheduled(1).save(path)
+    before = path.read_bytes()
+    trace = full()
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as broken:
+            broken.setattr(os, step, fails)
+            with pytest.raises(KosmosTraceError, match="cannot be written .No space left on device"):
+                trace.save(path)
+        assert path.read_bytes() == before and os.listdir(tmp_path) == ["t.parquet"]
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            trace.save(path)
+    trace.meta["when"] = object()
+    with pytest.raises(KosmosTraceError, match="meta: cannot be written as JSON"):
+        trace.save(path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["t.parquet"]
+    with pytest.raises(KosmosTraceError, match="cannot be written"):
+        trace.save(tmp_path / "no" / "folder.parquet")
