@@ -70,13 +70,13 @@ def timeline(
     """
     if not isinstance(trace, Trace):
         raise KosmosArgumentError(f"timeline draws a Trace, not {type(trace).__name__}")
+    if not len(trace.spans):
+        raise KosmosTraceError("a trace without spans cannot be drawn")
     shown = _ranks(trace, ranks)
     window = _pair("window_us", window_us, lambda a, b: a < b, "(begin, end) with begin before end")
     inches = _pair("size", size, lambda a, b: min(a, b) > 0, "(width, height) in inches, both above 0")
     if title is not None and not isinstance(title, str):
         raise KosmosArgumentError(f"title must be text, not {type(title).__name__}")
-    if not len(trace.spans):
-        raise KosmosTraceError("a trace without spans cannot be drawn")
 
     spans = _Spans(trace, shown, window)
     tall = float(np.clip(0.055 * spans.lanes, 1.6, 5.2))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosShapeError, KosmosTimeout
+from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosTimeout
 from kosmos.lang.sync import FAULT_WORDS
 from kosmos.machine import Machine, machine_named, machines
 from kosmos.trace import ROLES, Trace

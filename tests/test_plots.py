@@ -122,6 +122,17 @@ def test_a_pixel_has_the_colour_of_what_happened_there(style):
         assert to_rgb(above.texts[1].get_color()) == to_rgb(mpl.rcParams["text.color"])
 
 
+def test_a_line_parts_one_item_from_the_next():
+    spans = {name: column * 2 for name, column in one().items()}
+    spans |= {"item": [0, 1], "claim_ns": [0, 500], "start_ns": [0, 500], "end_ns": [500, 1000]}
+    figure = Trace(spans).plot()
+    image = png(figure, dpi=100)[..., :3]
+    (left, y), (right, _) = figure.axes[0].transData.transform([(0, 0.5), (1, 0.5)])
+    lane = image[round(image.shape[0] - y), round(left) + 2 : round(right) - 2]
+    parts = np.flatnonzero(np.abs(lane - to_rgb(plots.PALETTE["builder"])).max(axis=1) > 0.1)
+    assert len(parts) in (1, 2) and abs(parts.mean() - len(lane) / 2) < 2
+
+
 def test_ranks_are_shown_in_the_order_asked_for():
     trace = scheduled(1, ranks=4)
     figure = trace.plot(ranks=[3, 1])

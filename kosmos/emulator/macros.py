@@ -27,32 +27,38 @@ def gemm_tile(clock, run, a, a_row, b, b_row, k, rows, cols, TMA, EVEN_K, BM, BN
     return tl.core.tensor(Handle(tile, tl.float32), tl.block_type(tl.float32, [BM, BN]))
 
 
-def store_tile(clock, run, y, tile, rows, cols, pitch, BM, BN):
-    rows, cols = int(rows), int(cols)
-    target = _view(y, rows, cols, int(pitch))
-    target[:] = _rounded(tile.handle.data[:rows, :cols], y.dtype.element_ty)
-    clock.moved(_address(y), rows * cols * target.itemsize)
+def store_tile(clock, run, y, tile, row, rows, col, pitch, BM, BN):
+    row, rows, col, pitch = int(row), int(rows), int(col), int(pitch)
+    cols = min(BN, pitch - col)
+    itemsize = numpy_dtype(y.dtype.element_ty).itemsize
+    offset = (row * pitch + col) * itemsize
+    _view(y, rows, cols, pitch, offset)[:] = _rounded(tile.handle.data[:rows, :cols], y.dtype.element_ty)
+    clock.moved(_address(y) + offset, rows * cols * itemsize)
 
 
-def copy_tile(clock, run, source, target, rows, cols, pitch, CM, CN):
-    rows, cols, pitch = int(rows), int(cols), int(pitch)
-    values = _view(source, rows, cols, pitch)
-    _view(target, rows, cols, pitch)[:] = values
+def copy_tile(clock, run, source, target, rows, col, end, pitch, CM, CN):
+    rows, col, end, pitch = int(rows), int(col), int(end), int(pitch)
+    offset = col * numpy_dtype(source.dtype.element_ty).itemsize
+    values = _view(source, rows, end - col, pitch, offset)
+    _view(target, rows, end - col, pitch, offset)[:] = values
     for pointer in (source, target):
-        clock.moved(_address(pointer), rows * cols * values.itemsize)
+        clock.moved(_address(pointer) + offset, rows * (end - col) * values.itemsize)
 
 
-def reduce_tile(clock, run, part, peers, y, rows, cols, pitch, RANKS, RM, RN):
-    rows, cols, pitch = int(rows), int(cols), int(pitch)
+def reduce_tile(clock, run, part, peers, y, rows, col, pitch, RANKS, RM, RN):
+    rows, col, pitch = int(rows), int(col), int(pitch)
+    cols = min(RN, pitch - col)
+    dtype = part.dtype.element_ty
+    offset = col * numpy_dtype(dtype).itemsize
     distances = np.frombuffer((ctypes.c_int64 * RANKS).from_address(_address(peers)), np.int64)
     total = np.zeros((rows, cols), np.float32)
     for distance in distances.tolist():
-        values = _view(part, rows, cols, pitch, distance)
-        total = total + to_float32(values, part.dtype.element_ty)
-        clock.moved(_address(part) + distance, rows * cols * values.itemsize)
-    target = _view(y, rows, cols, pitch)
-    target[:] = _rounded(total, y.dtype.element_ty)
-    clock.moved(_address(y), rows * cols * target.itemsize)
+        values = _view(part, rows, cols, pitch, offset + distance)
+        total = total + to_float32(values, dtype)
+        clock.moved(_address(part) + offset + distance, rows * cols * values.itemsize)
+    target = _view(y, rows, cols, pitch, offset)
+    target[:] = _rounded(total, dtype)
+    clock.moved(_address(y) + offset, rows * cols * target.itemsize)
 
 
 MACROS = {getattr(tiles, macro.__name__).fn: macro for macro in (gemm_tile, store_tile, copy_tile, reduce_tile)}

@@ -4,7 +4,7 @@ One source for CUDA, ROCm and the emulator. Only `device` knows which of them it
 """
 
 from kosmos.lang.device import cycles, fence_async, nap, now, pause, poll, unit
-from kosmos.lang.record import open_slice, close_slice, record, stamp, stamp_cycles
+from kosmos.lang.record import close_slice, open_slice, record, stamp, stamp_cycles
 from kosmos.lang.sync import (
     BUILDER,
     MOVER,

@@ -6,6 +6,7 @@ from kosmos.schedule.queues import FIELDS
 
 ITEM_WORDS = tl.constexpr(len(FIELDS))
 CHUNK = tl.constexpr(FIELDS.index("chunk"))
+COLUMN = tl.constexpr(FIELDS.index("column"))
 ROW = tl.constexpr(FIELDS.index("row"))
 ROWS = tl.constexpr(FIELDS.index("rows"))
 COL = tl.constexpr(FIELDS.index("col"))

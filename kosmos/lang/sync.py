@@ -133,9 +133,7 @@ def claim_ready(here, role, items, length, RANKS: tl.constexpr):
 
 
 @triton.jit
-def claim_two_way(
-    here, producer, n_produced, consumer, consumed, n_consumed, consumes, RANKS: tl.constexpr
-):
+def claim_two_way(here, producer, n_produced, consumer, consumed, n_consumed, consumes, RANKS: tl.constexpr):
     """The two-way rule: (role, ticket). A workgroup that `consumes` takes the next consumer item if it is ready;
     otherwise everybody produces while there is something to produce, and then consumes. The consumer's ticket is
     beyond its queue when everything is taken.

@@ -1,4 +1,8 @@
-"""The work on tiles. The emulator can replace each of these by one numpy operation with the same bits and charges."""
+"""The work on tiles. The emulator can replace each of these by one numpy operation with the same bits and charges.
+
+Pointers to tiles are 64 bits wide; offsets inside a tile are 32 bits, which ops.arguments makes sure is enough: they
+cost half the registers.
+"""
 
 import triton
 import triton.language as tl
@@ -33,8 +37,8 @@ def gemm_tile(
         # beyond the edge read the last row again: no mask, and what comes of it is never stored
         i, j = tl.minimum(tl.arange(0, BM), rows - 1), tl.minimum(tl.arange(0, BN), cols - 1)
         ks = tl.arange(0, BK)
-        a_at = a + a_row.to(tl.int64) * k + i[:, None].to(tl.int64) * k + ks[None, :]
-        b_at = b + b_row.to(tl.int64) * k + j[:, None].to(tl.int64) * k + ks[None, :]
+        a_at = a + a_row.to(tl.int64) * k + (i[:, None] * k + ks[None, :])
+        b_at = b + b_row.to(tl.int64) * k + (j[:, None] * k + ks[None, :])
         for step in range(0, k, BK):
             if EVEN_K:
                 a_part, b_part = tl.load(a_at), tl.load(b_at)
@@ -49,31 +53,34 @@ def gemm_tile(
 
 
 @triton.jit
-def store_tile(y, tile, rows, cols, pitch, BM: tl.constexpr, BN: tl.constexpr):
-    """Store the valid [rows, cols] of a tile, rounded to y's type, with ordinary stores. pitch: elements a row of y."""
-    i, j = tl.arange(0, BM), tl.arange(0, BN)
-    at = y + i[:, None].to(tl.int64) * pitch + j[None, :]
-    tl.store(at, tile.to(y.dtype.element_ty), mask=(i[:, None] < rows) & (j[None, :] < cols))
+def store_tile(y, tile, row, rows, col, pitch, BM: tl.constexpr, BN: tl.constexpr):
+    """Store `rows` rows of a tile at y[row, col], rounded to y's type, with ordinary stores; y has `pitch` columns."""
+    i, j = tl.arange(0, BM)[:, None], col + tl.arange(0, BN)[None, :]
+    at = y + row.to(tl.int64) * pitch + (i * pitch + j)
+    tl.store(at, tile.to(y.dtype.element_ty), mask=(i < rows) & (j < pitch))
 
 
 @triton.jit
-def copy_tile(source, target, rows, cols, pitch, CM: tl.constexpr, CN: tl.constexpr):
-    """Copy [rows, cols] between two matrices of the same pitch, [CM, CN] at a time."""
-    i, j = tl.arange(0, CM), tl.arange(0, CN)
+def copy_tile(source, target, rows, col, end, pitch, CM: tl.constexpr, CN: tl.constexpr):
+    """Copy columns col..end of `rows` rows between two matrices of `pitch` columns, [CM, CN] at a time."""
     for row in range(0, rows, CM):
-        for col in range(0, cols, CN):
-            inside = (i[:, None] < rows - row) & (j[None, :] < cols - col)
-            at = (row + i[:, None]).to(tl.int64) * pitch + col + j[None, :]
+        i = row + tl.arange(0, CM)[:, None]
+        for start in range(col, end, CN):
+            j = start + tl.arange(0, CN)[None, :]
+            at, inside = i * pitch + j, (i < rows) & (j < end)
             tl.store(target + at, tl.load(source + at, mask=inside), mask=inside)
 
 
 @triton.jit
-def reduce_tile(part, peers, y, rows, cols, pitch, RANKS: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr):
-    """y[rows, cols] = the sum of every rank's `part`, added in fp32 in rank order: the same bits whoever reduces."""
-    i, j = tl.arange(0, RM), tl.arange(0, RN)
+def reduce_tile(part, peers, y, rows, col, pitch, RANKS: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr):
+    """RN columns from `col` of y = the sum of every rank's `part`, added in fp32 in rank order: always the same bits.
+
+    part, y: pointers to the first of `rows` rows of `pitch` columns.
+    """
+    j = col + tl.arange(0, RN)[None, :]
     for row in range(0, rows, RM):
-        inside = (i[:, None] < rows - row) & (j[None, :] < cols)
-        at = (row + i[:, None]).to(tl.int64) * pitch + j[None, :]
+        i = row + tl.arange(0, RM)[:, None]
+        at, inside = i * pitch + j, (i < rows) & (j < pitch)
         total = tl.zeros((RM, RN), tl.float32)
         for rank in tl.static_range(RANKS):
             total += tl.load(on_peer(part, peers, rank) + at, mask=inside, other=0.0).to(tl.float32)

@@ -35,7 +35,7 @@ from kosmos.lang import (
     store_tile,
     wait,
 )
-from kosmos.lang.items import CHUNK, COL, COLS, ITEM_WORDS, ROW, ROWS, SIGNAL, WAIT, WAIT_COUNT
+from kosmos.lang.items import CHUNK, COL, COLS, COLUMN, ITEM_WORDS, ROW, ROWS, SIGNAL, WAIT, WAIT_COUNT
 from kosmos.lang.sync import counter_of
 from kosmos.ops.arguments import check_operands
 from kosmos.ops.launch import launch, plan_for
@@ -54,6 +54,7 @@ def all_gather_matmul_kernel(
     w_tiles,
     moves,  # the movers' queue, [ranks, n_moves, ITEM_WORDS]
     n_moves,
+    width,  # columns that a mover item carries, but for the last part of a row block
     tiles,  # the builders' queue, [ranks, n_tiles, ITEM_WORDS]
     n_tiles,
     x_peers,
@@ -100,7 +101,7 @@ def all_gather_matmul_kernel(
         role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
         while (role == MOVER) | (ticket < n_tiles):
             if role == MOVER:
-                _move(here, moves, ticket, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
+                _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
                       trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
             else:
                 _build(here, tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
@@ -113,7 +114,7 @@ def all_gather_matmul_kernel(
             claimed = stamp(TRACE)
             ticket = claim(state, MOVER)
             while ticket < n_moves:
-                _move(here, moves, ticket, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
+                _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
                       trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
                 done += 1
                 claimed = stamp(TRACE)
@@ -133,19 +134,20 @@ def all_gather_matmul_kernel(
 
 @triton.jit
 def _move(
-    here, moves, ticket, local, x, x_peers, gathered, m, k, links, ticks_per_byte, trace, capacity, done, claimed,
+    here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte, trace, capacity, done, claimed,
     RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
     """Mover: fetch part of a peer's row block and say that it is here."""
     state, _, rank, _ = here
     item = moves + ticket.to(tl.int64) * ITEM_WORDS
     chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
-    col, cols, arrived = tl.load(item + COL), tl.load(item + COLS), tl.load(item + SIGNAL)
+    # part columns start at multiples of 64: said so that accesses can be 16 bytes wide
+    col, cols, arrived = tl.load(item + COL) // 64 * 64, tl.load(item + COLS), tl.load(item + SIGNAL)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS)
     started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
-    source = on_peer(x, x_peers, chunk) + (local * shard + row - chunk * shard).to(tl.int64) * k + col
-    copy_tile(source, gathered + (local * m + row).to(tl.int64) * k + col, rows, cols, k, CM, CN)
+    source = on_peer(x, x_peers, chunk) + (local * shard + row - chunk * shard).to(tl.int64) * k
+    copy_tile(source, gathered + (local * m + row).to(tl.int64) * k, rows, col, tl.minimum(col + width, k), k, CM, CN)
     if PACED:
         pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
     record(trace, capacity, done, MOVER, ticket, claimed, started, cycles_before, TRACE)
@@ -162,24 +164,18 @@ def _build(
     _, _, rank, _ = here
     item = tiles + ticket.to(tl.int64) * ITEM_WORDS
     chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
-    col, cols = tl.load(item + COL), tl.load(item + COLS)
+    col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS)
     started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
-    y_at = y + (local * m + row).to(tl.int64) * n + col
-    own_row = local * (m // RANKS) + row - rank * (m // RANKS)
+    # a rank's own rows are read where they are
+    if chunk == rank:
+        a, a_row = x_tiles, local * (m // RANKS) + row - rank * (m // RANKS)
+    else:
+        a, a_row = gathered_tiles, local * m + row
     if TMA:
         fence_async()
-        if chunk == rank:
-            tile = gemm_tile(x_tiles, own_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-        else:
-            tile = gemm_tile(
-                gathered_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK
-            )
-    else:
-        source = tl.where(chunk == rank, x_tiles, gathered_tiles)
-        source_row = tl.where(chunk == rank, own_row, local * m + row)
-        tile = gemm_tile(source, source_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    store_tile(y_at, tile, rows, cols, n, BM, BN)
+    tile = gemm_tile(a, a_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
+    store_tile(y, tile, local * m + row, rows, col, n, BM, BN)
     record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
 
 
@@ -215,6 +211,7 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
         **plan.operands(x=(x, "rows"), gathered=(gathered, "rows"), w=(w, "cols")),
         "moves": plan.tables["mover"],
         "n_moves": plan.length("mover"),
+        "width": int(plan.queues.items["mover"]["cols"].max(initial=1)),
         "tiles": plan.tables["builder"],
         "n_tiles": plan.length("builder"),
         "x_peers": world.distances(shard * k * x.element_size()),

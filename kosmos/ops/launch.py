@@ -13,8 +13,7 @@ from kosmos.errors import KosmosEnvironmentError
 from kosmos.lang.sync import new_state
 from kosmos.schedule import QUEUES, Policy, Tile, check
 from kosmos.schedule.queues import FIELDS, Order, order_name
-from kosmos.trace import Trace
-from kosmos.trace import records
+from kosmos.trace import Trace, records
 from kosmos.world import World, recording
 
 TRACE_BYTES = 1 << 30

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kosmos.errors import KosmosShapeError
 from kosmos.lang import (
     BUILDER,
     REDUCER,
@@ -22,7 +23,6 @@ from kosmos.lang import (
     enter,
     gemm_tile,
     leave,
-    on_peer,
     open_slice,
     pace,
     record,
@@ -33,9 +33,8 @@ from kosmos.lang import (
     store_tile,
     wait,
 )
-from kosmos.lang.items import COL, COLS, ITEM_WORDS, ROW, ROWS, SIGNAL, SIGNAL_RANK, WAIT, WAIT_COUNT
+from kosmos.lang.items import COLS, COLUMN, ITEM_WORDS, ROW, ROWS, SIGNAL, SIGNAL_RANK, WAIT, WAIT_COUNT
 from kosmos.lang.sync import counter_on
-from kosmos.errors import KosmosShapeError
 from kosmos.ops.arguments import check_operands
 from kosmos.ops.launch import launch, plan_for
 from kosmos.schedule import Policy
@@ -135,11 +134,12 @@ def _build(
     """Builder: multiply one tile and tell the rank that will add it up."""
     state, _, _, _ = here
     item = tiles + ticket.to(tl.int64) * ITEM_WORDS
-    row, rows, col, cols = tl.load(item + ROW), tl.load(item + ROWS), tl.load(item + COL), tl.load(item + COLS)
+    row, rows = tl.load(item + ROW), tl.load(item + ROWS)
+    col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     adder, made = tl.load(item + SIGNAL_RANK), tl.load(item + SIGNAL)
     started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
     tile = gemm_tile(x_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    store_tile(part + (local * m + row).to(tl.int64) * n + col, tile, rows, cols, n, BM, BN)
+    store_tile(part, tile, local * m + row, rows, col, n, BM, BN)
     record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
     signal(counter_on(state, adder, made, RANKS))
 
@@ -152,12 +152,15 @@ def _reduce(
     """Reducer: add up all ranks' parts of one tile of this rank's rows, once they are made."""
     _, _, rank, _ = here
     item = sums + ticket.to(tl.int64) * ITEM_WORDS
-    row, rows, col, cols = tl.load(item + ROW), tl.load(item + ROWS), tl.load(item + COL), tl.load(item + COLS)
+    row, rows = tl.load(item + ROW), tl.load(item + ROWS)
+    col, cols = tl.load(item + COLUMN) * RN, tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS)
     started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
-    mine = part + (local * m + row).to(tl.int64) * n + col
-    y_at = y + (local * (m // RANKS) + row - rank * (m // RANKS)).to(tl.int64) * n + col
-    reduce_tile(mine, part_peers, y_at, rows, cols, n, RANKS, RM, RN)
+    shard = m // RANKS
+    mine = part + (local * m + row).to(tl.int64) * n
+    reduce_tile(
+        mine, part_peers, y + (local * shard + row - rank * shard).to(tl.int64) * n, rows, col, n, RANKS, RM, RN
+    )
     if PACED:
         size = rows * cols * (part.dtype.element_ty.primitive_bitwidth // 8)
         for peer in range(RANKS):

@@ -1,7 +1,7 @@
 """The queues of all-gather + GEMM: movers fetch the other ranks' row blocks, builders multiply what has arrived.
 
-    counter of a rank:   0 .. ranks-1            rank s has entered the launch: its shard may be read
-                         ranks + chunk*bands+b   row block b of chunk's shard has arrived
+counter of a rank:   0 .. ranks-1            rank s has entered the launch: its shard may be read
+                     ranks + chunk*bands+b   row block b of chunk's shard has arrived
 """
 
 import numpy as np

@@ -23,7 +23,9 @@ def check(queues: Queues, policy: Policy, workgroups: int) -> None:
     if crew is None:
         raise KosmosArgumentError(f"policy {policy} has no crew yet; settle it with Policy.plan")
     if crew > workgroups:
-        raise KosmosArgumentError(f"crew={crew} of policy {policy} is larger than the {workgroups} workgroups of a rank")
+        raise KosmosArgumentError(
+            f"crew={crew} of policy {policy} is larger than the {workgroups} workgroups of a rank"
+        )
     for role, table in queues.items.items():
         if table.shape[1] and not _serves(queues, policy, workgroups, role):
             raise KosmosArgumentError(

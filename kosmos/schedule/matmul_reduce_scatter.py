@@ -1,6 +1,6 @@
 """The queues of GEMM + reduce-scatter: builders make partial tiles for every rank, reducers add up their own.
 
-    counter of a rank:   band*columns + column   partials of this output tile that have been made, one a rank
+counter of a rank:   band*columns + column   partials of this output tile that have been made, one a rank
 """
 
 import numpy as np

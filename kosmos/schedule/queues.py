@@ -97,4 +97,3 @@ def order_name(order: Order) -> str:
 def by(*keys: np.ndarray) -> np.ndarray:
     """The permutation that sorts by the first key, then the second, and so on."""
     return np.lexsort(keys[::-1])
-

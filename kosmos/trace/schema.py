@@ -82,7 +82,6 @@ def conform(table: pa.Table | Mapping[str, Any] | None, schema: pa.Schema, name:
             raise KosmosTraceError(f"{name}: {complaint} column{'s'[: len(columns) > 1]} {', '.join(columns)}")
     if not len(table):
         return schema.empty_table()
-    table = table.unify_dictionaries().replace_schema_metadata()
     columns = [_cast(table[field.name], field.type, f"{name}: column {field.name}") for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 

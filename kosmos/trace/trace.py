@@ -23,14 +23,14 @@ class Trace:
     policy, order, machine, place, clock, dropped, ...) may all be missing. `ranks`, and `workgroups` of a rank, are
     taken from `meta`, else from the spans.
 
-    Tables may be given as mappings from column name to values. A trace holds what it was given: nothing is clamped,
-    sorted or repaired, and `problems()` lists what is wrong. Raises KosmosTraceError for tables with other columns
-    or types, and for a `meta` that is not JSON or contradicts the spans.
+    A table may be given as a mapping from column name to values, or as None for an empty one. A trace holds what it
+    was given: nothing is clamped, sorted or repaired, and `problems()` lists what is wrong. Raises KosmosTraceError
+    for tables with other columns or types, and for a `meta` that is not JSON or contradicts the spans.
     """
 
     def __init__(
         self,
-        spans: pa.Table | Mapping[str, Any],
+        spans: pa.Table | Mapping[str, Any] | None,
         queue: pa.Table | Mapping[str, Any] | None = None,
         counters: pa.Table | Mapping[str, Any] | None = None,
         meta: dict[str, Any] | None = None,
