@@ -31,7 +31,17 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name):
     if name not in _HOME:
         raise AttributeError(f"module 'kosmos' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"kosmos.{_HOME[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"kosmos.{_HOME[name]}"), name)
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("torch", "triton", "greenlet"):
+            raise
+        from kosmos.errors import KosmosEnvironmentError
+
+        raise KosmosEnvironmentError(
+            f"kosmos.{name} runs kernels and needs {missing.name}, which is not installed here (Triton has wheels for "
+            "Linux only); traces, schedules, machine models and plots work without it"
+        ) from None
 
 
 def __dir__():

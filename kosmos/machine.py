@@ -83,7 +83,7 @@ machines = {
         Machine(
             "laptop", units=16, tflops=3.2, memory_gbps=200, link_gbps=8, copy_gbps=16, clock_mhz=1000, efficiency=1.0
         ),
-        # vendors' data sheets, dense 16-bit rates; AMD: a mesh of 7 links, NVIDIA: a switch, so that one pair can use all
+        # data sheets, dense 16-bit rates; AMD: a mesh of 7 links, NVIDIA: a switch, so that one pair can use all
         Machine("MI300X", units=304, tflops=1307, memory_gbps=5300, link_gbps=64, copy_gbps=30, clock_mhz=2100),
         Machine("MI350X", units=256, tflops=2307, memory_gbps=8000, link_gbps=76.8, copy_gbps=30, clock_mhz=2200),
         Machine("MI355X", units=256, tflops=2517, memory_gbps=8000, link_gbps=76.8, copy_gbps=30, clock_mhz=2400),

@@ -119,7 +119,7 @@ class World:
         if key not in self._plans:
             if capturing:
                 raise KosmosEnvironmentError(
-                    "a fused op must have run once with these shapes, policy and order before it is captured into a graph"
+                    "a fused op must have run once with these shapes, policy and order before it is captured"
                 )
             self._plans[key] = make()
         self._plans.move_to_end(key)

@@ -134,7 +134,8 @@ def all_gather_matmul_kernel(
 
 @triton.jit
 def _move(
-    here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte, trace, capacity, done, claimed,
+    here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
+    trace, capacity, done, claimed,
     RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
     """Mover: fetch part of a peer's row block and say that it is here."""

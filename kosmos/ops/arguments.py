@@ -5,6 +5,9 @@ import torch
 from kosmos.errors import KosmosArgumentError, KosmosShapeError
 from kosmos.world import World
 
+WIDEST = (1 << 24) - 1
+"""The most columns of a matrix: with it an offset inside a tile of 128 rows fits 32 bits."""
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -20,7 +23,7 @@ def check_operands(x: torch.Tensor, w: torch.Tensor, world: World, x_is: str, w_
             raise KosmosShapeError(f"{name} must be a torch.Tensor {shape}, not {type(tensor).__name__}")
         if tensor.dim() != 3 or tensor.shape[0] != world.ranks or 0 in tensor.shape:
             raise KosmosShapeError(
-                f"{name} has shape {list(tensor.shape)}; it must be {shape} with ranks={world.ranks} and no empty dimension"
+                f"{name} has shape {list(tensor.shape)}; it must be {shape} with ranks={world.ranks} and nothing empty"
             )
         if tensor.dtype not in DTYPES:
             raise KosmosShapeError(f"{name} has dtype {tensor.dtype}; allowed are {', '.join(map(str, DTYPES))}")
@@ -34,3 +37,6 @@ def check_operands(x: torch.Tensor, w: torch.Tensor, world: World, x_is: str, w_
         raise KosmosShapeError(
             f"x has {x.shape[2]} columns and w has {w.shape[2]}: x {x_is} and w {w_is} must have the same K"
         )
+    for name, columns in (("K", x.shape[2]), ("N", w.shape[1])):
+        if columns > WIDEST:
+            raise KosmosShapeError(f"{name}={columns} is larger than the {WIDEST} columns that a matrix may have")

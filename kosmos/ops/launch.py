@@ -87,7 +87,7 @@ class Plan:
         return torch.from_numpy(words.copy()).to(self.world.device)
 
     def operands(self, **operands: tuple[torch.Tensor, str]) -> dict[str, Any]:
-        """The arguments NAME_tiles for gemm_tile: each stacked tensor, and whether it gives a tile its rows or its cols."""
+        """The arguments NAME_tiles for gemm_tile: each stacked tensor, and whether it gives a tile its rows or cols."""
         if not self.blocks.tma:
             return {f"{name}_tiles": tensor for name, (tensor, _) in operands.items()}
         return {

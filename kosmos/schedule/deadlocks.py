@@ -109,7 +109,7 @@ def _serves(queues: Queues, policy: Policy, workgroups: int, role: str) -> bool:
 
 
 def _check_counts(queues: Queues) -> None:
-    """Refuse a counter that gets more signals than are waited for: the next launch would take the surplus for its own."""
+    """Refuse a counter that gets more signals than are waited for: the next launch would count the surplus."""
     signals = np.zeros((queues.ranks, queues.counters), np.int64)
     signals[:, : queues.announced] = 1
     for table in queues.items.values():
@@ -121,6 +121,6 @@ def _check_counts(queues: Queues) -> None:
         if len(surplus):
             item = surplus[0]
             raise KosmosArgumentError(
-                f"counter {item['wait']} of rank {item['rank']} gets {signals[item['rank'], item['wait']]} signals but a "
-                f"{role} item waits for {item['wait_count']}: a counter is waited for as a whole"
+                f"counter {item['wait']} of rank {item['rank']} gets {signals[item['rank'], item['wait']]} signals "
+                f"but a {role} item waits for {item['wait_count']}: a counter is waited for as a whole"
             )

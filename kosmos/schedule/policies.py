@@ -67,7 +67,7 @@ class Policy:
 
     @staticmethod
     def default(queues: Queues, workgroups: int) -> "Policy":
-        """One-way, starting with an eighth of the workgroups and, where reducers would otherwise be alone, a builder."""
+        """One-way, starting with an eighth of the workgroups, and with a builder where reducers cannot be alone."""
         crew = max(1, workgroups // 8)
         return Policy.one_way(min(crew, workgroups - 1) if queues.crew == queues.consumer else crew)
 
