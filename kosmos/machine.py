@@ -99,6 +99,6 @@ def machine_named(name: "str | Machine") -> Machine:
     """The machine model of that name (or itself)."""
     if isinstance(name, Machine):
         return name
-    if name not in machines:
+    if not isinstance(name, str) or name not in machines:
         raise KosmosArgumentError(f"machine={name!r} is unknown; known are {', '.join(machines)}")
     return machines[name]

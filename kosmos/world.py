@@ -13,6 +13,7 @@ from kosmos.machine import Machine, machine_named, machines
 from kosmos.trace import ROLES, Trace
 
 PLANS_KEPT = 32
+SLOWEST_LINK_GBPS = 0.001
 
 
 class World:
@@ -69,8 +70,12 @@ class World:
         """
         _whole("ranks", ranks)
         target = _device(device)
-        if link_gbps is not None and not (isinstance(link_gbps, int | float) and link_gbps > 0):
-            raise KosmosArgumentError(f"link_gbps={link_gbps!r} must be a rate in GB/s above 0, or None")
+        if link_gbps is not None:
+            is_number = isinstance(link_gbps, int | float) and not isinstance(link_gbps, bool)
+            if not (is_number and SLOWEST_LINK_GBPS <= link_gbps < float("inf")):
+                raise KosmosArgumentError(
+                    f"link_gbps={link_gbps!r} must be a rate in GB/s, {SLOWEST_LINK_GBPS} or more, or None"
+                )
         if target.type == "cpu":
             model = machine_named("laptop" if machine is None else machine)
             model = model if link_gbps is None else model.with_link(link_gbps)
@@ -102,6 +107,8 @@ class World:
         """Normal random numbers, one matrix a rank: [ranks, rows, cols]. The same seed gives the same numbers."""
         for name, value in (("rows", rows), ("cols", cols)):
             _whole(name, value)
+        if not dtype.is_floating_point:
+            raise KosmosArgumentError(f"dtype={dtype} must be a floating-point type")
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
         shape = (self.ranks, rows, cols)
         return torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32).to(dtype)
@@ -130,6 +137,10 @@ class World:
             self._plans.popitem(last=False)
         return self._plans[key]
 
+    def forget_plans(self) -> None:
+        """Drop all plans, and with them the state that a launch which did not end has left behind."""
+        self._plans.clear()
+
     def join_stream(self) -> None:
         """Put the current stream behind the one that ran this world last: launches of one world share its state."""
         stream = torch.cuda.current_stream(self.device)
@@ -148,10 +159,11 @@ class World:
         faults = self.faults.numpy()
         if not faults[:, 0].any():
             return
-        torch.cuda.synchronize(self.device)
+        if not self.emulated:
+            torch.cuda.synchronize(self.device)
         rank = int(faults[:, 0].argmax())
         _, workgroup, role, item, counter, seen, wanted, _ = faults[rank].tolist()
-        self._plans.clear()
+        self.forget_plans()
         self.faults.zero_()
         raise KosmosTimeout(
             f"rank {rank}, workgroup {workgroup}: {ROLES[role]} item {item} waited {self.timeout_ns / 1e9:g} s for "
@@ -221,15 +233,16 @@ def _device(device: str | torch.device | None) -> torch.device:
         target = torch.device(device)
     except (RuntimeError, TypeError):
         raise KosmosArgumentError(f"device={device!r} is unknown; allowed are 'cpu' and 'cuda[:N]'") from None
-    if target.type not in ("cpu", "cuda"):
+    if target.type == "cpu":
+        return torch.device("cpu")
+    if target.type != "cuda":
         raise KosmosArgumentError(f"device={device!r} cannot run the kernels; allowed are 'cpu' and 'cuda[:N]'")
-    if target.type == "cuda":
-        if not torch.cuda.is_available():
-            raise KosmosEnvironmentError(f"device={device!r}: no GPU is usable here; device='cpu' runs the emulator")
-        target = torch.device("cuda", torch.cuda.current_device() if target.index is None else target.index)
-        if target.index >= torch.cuda.device_count():
-            raise KosmosArgumentError(f"device={device!r}: there are {torch.cuda.device_count()} GPUs, from 'cuda:0'")
-    return target
+    if not torch.cuda.is_available():
+        raise KosmosEnvironmentError(f"device={device!r}: no GPU is usable here; device='cpu' runs the emulator")
+    index = torch.cuda.current_device() if target.index is None else target.index
+    if index >= torch.cuda.device_count():
+        raise KosmosArgumentError(f"device={device!r}: there are {torch.cuda.device_count()} GPUs, from 'cuda:0'")
+    return torch.device("cuda", index)
 
 
 def _model_of(gpu: str) -> str:

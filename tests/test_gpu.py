@@ -1,4 +1,4 @@
-"""The fused ops on a real GPU: sizes, ugly shapes, many launches, graphs, streams, faults. `make test-gpu` runs these."""
+"""The fused ops on a real GPU: sizes, ugly shapes, many launches, graphs, streams, faults (`make test-gpu`)."""
 
 import random
 
@@ -7,12 +7,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import kosmos  # noqa: E402
+from kosmos.schedule import ITEM  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 POLICIES = ("fixed:3", "planned", "one_way:4", "two_way:4")
-ORDERS = {"all_gather_matmul": ("local_first", "rank", "random:7"), "matmul_reduce_scatter": ("band", "row", "random:7")}
+ORDERS = {
+    "all_gather_matmul": ("local_first", "rank", "random:7"),
+    "matmul_reduce_scatter": ("band", "row", "random:7"),
+}
 
 
 def operands(world, op, m, n, k, dtype, seed=0):
@@ -139,8 +143,9 @@ def test_first_call_inside_a_capture_is_refused():
 @pytest.mark.parametrize("shared", (True, False), ids=("one world", "two worlds"))
 def test_two_streams(shared):
     worlds = [kosmos.World.virtual(2)] * 2 if shared else [kosmos.World.virtual(2), kosmos.World.virtual(2)]
-    inputs = [operands(world, "matmul_reduce_scatter", 1024, 1024, 256, torch.bfloat16, seed=i) for i, world in enumerate(worlds)]
-    expected = [run("matmul_reduce_scatter", *given, world) for given, world in zip(inputs, worlds, strict=True)]
+    op = "matmul_reduce_scatter"
+    inputs = [operands(world, op, 1024, 1024, 256, torch.bfloat16, seed) for seed, world in enumerate(worlds)]
+    expected = [run(op, *given, world) for given, world in zip(inputs, worlds, strict=True)]
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     results = [[], []]
@@ -160,9 +165,10 @@ def test_broken_queue_times_out_and_leaves_the_device_usable():
     x, w = operands(world, "matmul_reduce_scatter", 1024, 512, 256, torch.bfloat16)
     expected = run("matmul_reduce_scatter", x, w, world)
     plan = next(iter(world._plans.values()))
-    wait_count = kosmos.schedule.ITEM.names.index("wait_count")
+    wait_count = ITEM.names.index("wait_count")
     plan.tables["reducer"][2, 1, wait_count] += 1
-    with pytest.raises(kosmos.KosmosTimeout, match=r"rank 2, workgroup \d+: reducer item 1 waited 0.05 s for counter \d+, which had \d of 5 signals"):
+    sentence = r"rank 2, workgroup \d+: reducer item 1 waited 0.05 s for counter \d+, which had \d of 5 signals"
+    with pytest.raises(kosmos.KosmosTimeout, match=sentence):
         run("matmul_reduce_scatter", x, w, world)
     for _ in range(3):
         assert torch.equal(run("matmul_reduce_scatter", x, w, world), expected)

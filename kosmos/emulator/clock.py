@@ -31,6 +31,7 @@ class Workgroup:
     flops: int = 0
     polled: dict[int, int] = field(default_factory=dict)
     parked_at: int | None = None
+    parked_after: int = 0
     waits_for: str = ""
     coroutine: greenlet.greenlet | None = None
 
@@ -49,6 +50,7 @@ class Clock:
         self.pushed = 0
         self.parked: dict[int, list[Workgroup]] = {}
         self.writes: dict[int, int] = defaultdict(int)
+        self.all_writes = 0
 
     def run(self, workgroups: list[Workgroup], body) -> None:
         """Run `body` once for each workgroup, to the end. Raises KosmosDeadlock if some wait for ever."""
@@ -57,7 +59,7 @@ class Clock:
             workgroup.coroutine = greenlet.greenlet(body)
             self._push(workgroup)
         try:
-            while self.heap:
+            while self.heap or self._look_again():
                 self.current = heapq.heappop(self.heap)[2]
                 self.current.coroutine.switch()
             if self.parked:
@@ -112,17 +114,16 @@ class Clock:
         self._settle()
         if self.current.polled.pop(address, None) != self.writes[address]:
             return
-        self.current.parked_at = address
+        self.current.parked_at, self.current.parked_after = address, self.all_writes
         self.parked.setdefault(address, []).append(self.current)
         self.main.switch()
 
     def written(self, addresses: np.ndarray) -> None:
         for address in addresses.reshape(-1).tolist():
             self.writes[address] += 1
+            self.all_writes += 1
             for workgroup in self.parked.pop(address, ()):
-                workgroup.ns = max(workgroup.ns, self.current.ns)
-                workgroup.parked_at = None
-                self._push(workgroup)
+                self._wake(workgroup)
 
     def call(self, function, run, args, kwargs):
         instead = self.calls.get(function.fn)
@@ -159,6 +160,21 @@ class Clock:
         """Whose memory an address is; what no rank has registered is the workgroup's own."""
         index = bisect.bisect_right(self.owners, (address, 1 << 63, 0)) - 1
         return self.owners[index][2] if index >= 0 and address < self.owners[index][1] else self.current.rank
+
+    def _wake(self, workgroup: Workgroup) -> None:
+        workgroup.ns = max(workgroup.ns, self.current.ns)
+        workgroup.parked_at = None
+        self._push(workgroup)
+
+    def _look_again(self) -> bool:
+        """When all are parked, wake those that may have missed a write elsewhere: a wait can watch several words."""
+        missed = [w for parked in self.parked.values() for w in parked if w.parked_after < self.all_writes]
+        for workgroup in missed:
+            self.parked[workgroup.parked_at].remove(workgroup)
+            if not self.parked[workgroup.parked_at]:
+                del self.parked[workgroup.parked_at]
+            self._wake(workgroup)
+        return bool(missed)
 
     def _push(self, workgroup: Workgroup) -> None:
         self.pushed += 1

@@ -22,6 +22,7 @@ from kosmos.errors import KosmosEnvironmentError
 from kosmos.lang import device
 
 Handle = private.TensorHandle
+_ADD = private._ir.ATOMIC_OP.ADD
 
 
 class Hooks(Protocol):
@@ -81,10 +82,12 @@ class Builder(private.InterpreterBuilder):
         self.hooks.park(_first(pointer))
         return Handle(np.zeros(1, np.int32), tl.int32)
 
-    def create_atomic_rmw(self, op, pointer, *args):
+    def create_atomic_rmw(self, op, pointer, value, *args):
         self.hooks.before_atomic(_first(pointer))
-        result = super().create_atomic_rmw(op, pointer, *args)
-        self.hooks.written(pointer.data)
+        result = super().create_atomic_rmw(op, pointer, value, *args)
+        # adding nothing is how a workgroup reads
+        if op != _ADD or value.data.any():
+            self.hooks.written(pointer.data)
         return result
 
     def create_atomic_cas(self, pointer, *args):
@@ -212,7 +215,7 @@ def self_test() -> None:
     """Raise KosmosEnvironmentError that names the missing piece if this Triton's interpreter does not fit."""
     needed = {
         private: "InterpreterBuilder InterpreterOptions InterpretedFunction TensorHandle interpreter_builder "
-        "interpreter_semantic _patch_lang _implicit_cvt _get_np_dtype",
+        "interpreter_semantic _ir _patch_lang _implicit_cvt _get_np_dtype",
         private.InterpreterBuilder: "create_atomic_rmw create_atomic_cas create_masked_load create_masked_store "
         "create_dot cast_impl",
         JITFunction: "__call__",

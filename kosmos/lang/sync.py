@@ -29,7 +29,7 @@ LINE = tl.constexpr(32)
 PEERS = tl.constexpr(32 * (1 + len(ROLES)))
 
 CLOSED = tl.constexpr(1 << 30)
-"""Added to the tickets when a wait has expired: every later claim finds its queue empty."""
+"""What the tickets are raised to when a wait has expired: every later claim finds its queue empty."""
 
 FAULT_WORDS = 8
 """int64 words of a rank's fault: whether there is one, workgroup, role, item, counter, signals seen and wanted."""
@@ -186,7 +186,7 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
                     for peer in range(RANKS):
                         there = on_peer(state, _wide(state, PEERS), peer)
                         for queue in range(N_ROLES):
-                            tl.atomic_add(there + LINE * (1 + queue), CLOSED, sem="relaxed", scope="sys")
+                            tl.atomic_max(there + LINE * (1 + queue), CLOSED, sem="relaxed", scope="sys")
                         tl.atomic_add(there + STOP, 1, sem="release", scope="sys")
 
 

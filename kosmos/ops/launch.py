@@ -9,7 +9,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kosmos import __version__, emulator
-from kosmos.errors import KosmosEnvironmentError
+from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 from kosmos.lang.sync import new_state
 from kosmos.schedule import QUEUES, Policy, Tile, check
 from kosmos.schedule.queues import FIELDS, Order, order_name
@@ -125,7 +125,11 @@ class Plan:
 def plan_for(world: World, op: str, m: int, n: int, k: int, dtype: torch.dtype, policy, order: Order) -> Plan:
     """The plan of this world for these arguments, made at the first call."""
     world.raise_fault()
-    key = (op, m, n, k, dtype, policy if policy is None else Policy.parse(policy), order)
+    if not isinstance(order, str) and not callable(order):
+        raise KosmosArgumentError(f"order={order!r} must be a name or a function")
+    # a function may not be hashable; the plan keeps it alive, so that its id stays its own
+    rule = order if isinstance(order, str) else id(order)
+    key = (op, m, n, k, dtype, policy if policy is None else Policy.parse(policy), rule)
     return world.plan(key, lambda: Plan(world, op, m, n, k, dtype, policy, order))
 
 
@@ -162,14 +166,20 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
     }
     if world.emulated:
-        emulator.launch(
-            kernel,
-            arguments,
-            ranks=world.ranks,
-            workgroups=world.workgroups,
-            machine=world.machine,
-            symmetric=(plan.state, *symmetric),
-        )
+        try:
+            emulator.launch(
+                kernel,
+                arguments,
+                ranks=world.ranks,
+                workgroups=world.workgroups,
+                machine=world.machine,
+                symmetric=(plan.state, *symmetric),
+            )
+        except BaseException:
+            # the launch has stopped half way: its tickets and counters are of no more use
+            world.forget_plans()
+            raise
+        world.raise_fault()
     else:
         if run and torch.cuda.is_current_stream_capturing():
             raise KosmosEnvironmentError("a launch cannot be recorded while it is captured into a graph")

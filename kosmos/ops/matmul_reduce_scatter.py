@@ -44,7 +44,7 @@ from kosmos.world import World
 
 @triton.jit
 def matmul_reduce_scatter_kernel(
-    x_tiles,  # x [ranks, m, k] and w [ranks, n, k] as gemm_tile reads them: pointers, or tensor descriptors of [rows, k]
+    x_tiles,  # x [ranks, m, k] and w [ranks, n, k] as gemm_tile reads them: pointers or descriptors of [rows, k]
     w_tiles,
     part,  # [ranks, m, n], symmetric: each rank's product, in the dtype of x
     y,  # [ranks, m / RANKS, n]

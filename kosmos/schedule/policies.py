@@ -58,7 +58,7 @@ class Policy:
         kind, colon, crew = policy.partition(":") if isinstance(policy, str) else (policy, "", "")
         if kind == "planned" and not colon:
             return Policy.planned()
-        if kind in KINDS and kind != "planned" and crew.isdecimal():
+        if kind in KINDS and kind != "planned" and crew.isdecimal() and len(crew) < 10:
             return Policy(kind, int(crew))
         raise KosmosArgumentError(
             f"policy={policy!r} is unknown; allowed are 'fixed:CREW', 'planned', 'one_way:CREW', 'two_way:CREW' "

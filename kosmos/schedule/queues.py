@@ -72,26 +72,40 @@ def ordered(table: np.recarray, order: Order, named: dict[str, Callable[[np.reca
 
     Raises KosmosArgumentError for an unknown name and for a result that is no permutation.
     """
-    if isinstance(order, str) and order.startswith("random:") and order[7:].isdecimal():
+    if isinstance(order, str) and order.startswith("random:") and _is_number(order[7:]):
         generator = np.random.default_rng((int(order[7:]), int(table.rank[0])))
         return table[generator.permutation(len(table))]
     rule = order if callable(order) else named.get(order) if isinstance(order, str) else None
     if rule is None:
         allowed = ", ".join(repr(name) for name in (*named, "random:SEED"))
         raise KosmosArgumentError(f"order={order!r} is unknown; allowed are {allowed} or a function")
-    permutation = np.asarray(rule(table.copy()))
-    if permutation.shape != (len(table),) or not np.array_equal(np.sort(permutation), np.arange(len(table))):
-        brief = np.array2string(permutation.ravel()[:6], separator=", ")
+    returned = rule(table.copy())
+    permutation = returned if isinstance(returned, np.ndarray) else np.array(returned, dtype=object)
+    try:
+        indices = permutation.astype(np.int64, casting="unsafe" if permutation.dtype == object else "safe")
+        right = np.array_equal(np.sort(indices), np.arange(len(table))) and bool((indices == permutation).all())
+    except (TypeError, ValueError):
+        right = False
+    if not right:
         raise KosmosArgumentError(
-            f"order {order_name(order)} must return a permutation of 0..{len(table) - 1}, one index for each of the "
-            f"{len(table)} items; it returned {permutation.dtype} of shape {permutation.shape}: {brief}"
+            f"order {order_name(order)} must return a permutation of 0..{len(table) - 1}, one whole number for each of "
+            f"the {len(table)} items; it returned {_brief(returned)}"
         )
-    return table[permutation]
+    return table[indices]
 
 
 def order_name(order: Order) -> str:
     """How an order is called in a trace and in an error."""
     return order if isinstance(order, str) else getattr(order, "__name__", repr(order))
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def by(*keys: np.ndarray) -> np.ndarray:
