@@ -55,9 +55,21 @@ def gemm_tile(
 @triton.jit
 def store_tile(y, tile, row, rows, col, pitch, BM: tl.constexpr, BN: tl.constexpr):
     """Store `rows` rows of a tile at y[row, col], rounded to y's type, with ordinary stores; y has `pitch` columns."""
+    first = y + row.to(tl.int64) * pitch
+    if BN >= 256:
+        # one half after the other: fewer registers
+        HALF: tl.constexpr = BN // 2
+        left, right = tl.split(tl.permute(tl.reshape(tile, (BM, 2, HALF)), (0, 2, 1)))
+        _store(first, left, rows, col, pitch, BM, HALF)
+        _store(first, right, rows, col + HALF, pitch, BM, HALF)
+    else:
+        _store(first, tile, rows, col, pitch, BM, BN)
+
+
+@triton.jit
+def _store(y, tile, rows, col, pitch, BM: tl.constexpr, BN: tl.constexpr):
     i, j = tl.arange(0, BM)[:, None], col + tl.arange(0, BN)[None, :]
-    at = y + row.to(tl.int64) * pitch + (i * pitch + j)
-    tl.store(at, tile.to(y.dtype.element_ty), mask=(i < rows) & (j < pitch))
+    tl.store(y + (i * pitch + j), tile.to(y.dtype.element_ty), mask=(i < rows) & (j < pitch))
 
 
 @triton.jit

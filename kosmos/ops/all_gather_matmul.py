@@ -81,6 +81,7 @@ def all_gather_matmul_kernel(
     CM: tl.constexpr,
     CN: tl.constexpr,
     TMA: tl.constexpr,
+    FLATTEN: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
     local = tl.program_id(0) // WORKGROUPS
@@ -103,11 +104,11 @@ def all_gather_matmul_kernel(
             if role == MOVER:
                 _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
                       trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
+                done += 1
+                claimed = stamp(TRACE)
             else:
-                _build(here, tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
                        trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
-            done += 1
-            claimed = stamp(TRACE)
             role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
     else:
         if workgroup < crew:
@@ -122,11 +123,15 @@ def all_gather_matmul_kernel(
         if SWITCH or workgroup >= crew:
             claimed = stamp(TRACE)
             ticket = claim(state, BUILDER)
+            if FLATTEN:
+                for _ in tl.range(0, n_tiles // WORKGROUPS, flatten=True):
+                    following = claim(state, BUILDER)
+                    claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                           trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                    ticket = following
             while ticket < n_tiles:
-                _build(here, tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
                        trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
-                done += 1
-                claimed = stamp(TRACE)
                 ticket = claim(state, BUILDER)
     close_slice(trace, done, TRACE)
     leave(state, WORKGROUPS)
@@ -157,13 +162,13 @@ def _move(
 
 @triton.jit
 def _build(
-    here, tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k, trace, capacity, done, claimed,
+    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k, trace, capacity, done, claimed,
     RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     TMA: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Builder: multiply one tile, once its rows are here."""
     _, _, rank, _ = here
-    item = tiles + ticket.to(tl.int64) * ITEM_WORDS
+    item = tiles + tl.minimum(ticket, n_tiles - 1).to(tl.int64) * ITEM_WORDS
     chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS)
@@ -176,8 +181,12 @@ def _build(
     if TMA:
         fence_async()
     tile = gemm_tile(a, a_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    store_tile(y, tile, local * m + row, rows, col, n, BM, BN)
-    record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
+    store_tile(y, tile, local * m + row, tl.where(ticket < n_tiles, rows, 0), col, n, BM, BN)
+    if ticket < n_tiles:
+        record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
+        done += 1
+        claimed = stamp(TRACE)
+    return claimed, done
 
 
 def all_gather_matmul(

@@ -163,6 +163,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "BN": plan.blocks.tile.cols,
         "BK": plan.blocks.step,
         "TMA": plan.blocks.tma,
+        "FLATTEN": plan.blocks.tma,
         "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
     }
     if world.emulated:

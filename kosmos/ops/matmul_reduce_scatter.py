@@ -76,6 +76,7 @@ def matmul_reduce_scatter_kernel(
     RM: tl.constexpr,
     RN: tl.constexpr,
     TMA: tl.constexpr,
+    FLATTEN: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
     local = tl.program_id(0) // WORKGROUPS
@@ -94,23 +95,28 @@ def matmul_reduce_scatter_kernel(
         role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
         while (role == BUILDER) | (ticket < n_sums):
             if role == BUILDER:
-                _build(here, tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
                        trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
             else:
                 _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
                         trace, capacity, done, claimed, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
-            done += 1
-            claimed = stamp(TRACE)
+                done += 1
+                claimed = stamp(TRACE)
             role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
     else:
         if workgroup >= crew:
             claimed = stamp(TRACE)
             ticket = claim(state, BUILDER)
+            # flattened, one tile's stores overlap the next one's loads; the rest goes one by one, to end together
+            if FLATTEN:
+                for _ in tl.range(0, n_tiles // WORKGROUPS, flatten=True):
+                    following = claim(state, BUILDER)
+                    claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                           trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                    ticket = following
             while ticket < n_tiles:
-                _build(here, tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
                        trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
-                done += 1
-                claimed = stamp(TRACE)
                 ticket = claim(state, BUILDER)
         if SWITCH or workgroup < crew:
             claimed = stamp(TRACE)
@@ -127,21 +133,25 @@ def matmul_reduce_scatter_kernel(
 
 @triton.jit
 def _build(
-    here, tiles, ticket, local, x_tiles, w_tiles, part, m, n, k, trace, capacity, done, claimed,
+    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k, trace, capacity, done, claimed,
     RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     TMA: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Builder: multiply one tile and tell the rank that will add it up."""
     state, _, _, _ = here
-    item = tiles + ticket.to(tl.int64) * ITEM_WORDS
+    item = tiles + tl.minimum(ticket, n_tiles - 1).to(tl.int64) * ITEM_WORDS
     row, rows = tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     adder, made = tl.load(item + SIGNAL_RANK), tl.load(item + SIGNAL)
-    started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
+    cycles_before = stamp_cycles(TRACE)
     tile = gemm_tile(x_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    store_tile(part, tile, local * m + row, rows, col, n, BM, BN)
-    record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
-    signal(counter_on(state, adder, made, RANKS))
+    store_tile(part, tile, local * m + row, tl.where(ticket < n_tiles, rows, 0), col, n, BM, BN)
+    if ticket < n_tiles:
+        record(trace, capacity, done, BUILDER, ticket, claimed, claimed, cycles_before, TRACE)
+        done += 1
+        claimed = stamp(TRACE)
+        signal(counter_on(state, adder, made, RANKS))
+    return claimed, done
 
 
 @triton.jit
