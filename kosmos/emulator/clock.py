@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 
 import greenlet
 import numpy as np
+import triton.language as tl
 
 from kosmos.errors import KosmosDeadlock
 from kosmos.machine import Machine
 
 NAP_NS = 40
+LOOKS_WITHOUT_A_WRITE = 200_000
+LOADS_WITHOUT_A_LOOK = 10_000
 
 
 @dataclass
@@ -51,12 +54,20 @@ class Clock:
         self.parked: dict[int, list[Workgroup]] = {}
         self.writes: dict[int, int] = defaultdict(int)
         self.all_writes = 0
+        self.looks = self.loads = 0
 
     def run(self, workgroups: list[Workgroup], body) -> None:
         """Run `body` once for each workgroup, to the end. Raises KosmosDeadlock if some wait for ever."""
         self.main = greenlet.getcurrent()
+
+        def life() -> None:
+            # a GPU says nothing of overflows and NaNs; coroutines have numpy's error state each for itself
+            with np.errstate(all="ignore"):
+                body()
+            self._settle()
+
         for workgroup in workgroups:
-            workgroup.coroutine = greenlet.greenlet(body)
+            workgroup.coroutine = greenlet.greenlet(life)
             self._push(workgroup)
         try:
             while self.heap or self._look_again():
@@ -88,6 +99,12 @@ class Clock:
 
     # what the kernel does
 
+    def touched(self) -> None:
+        """A word was loaded or stored: free, unless somebody does nothing else."""
+        self.loads += 1
+        if self.loads > LOADS_WITHOUT_A_LOOK:
+            self.nap()
+
     def moved(self, address: int, size: int) -> None:
         self.current.bytes[self._owner(address)] += size
 
@@ -113,6 +130,7 @@ class Clock:
         """Sleep until `address` is written; not at all if it has been since this workgroup polled it."""
         self._settle()
         if self.current.polled.pop(address, None) != self.writes[address]:
+            self.nap()
             return
         self.current.parked_at, self.current.parked_after = address, self.all_writes
         self.parked.setdefault(address, []).append(self.current)
@@ -122,12 +140,16 @@ class Clock:
         for address in addresses.reshape(-1).tolist():
             self.writes[address] += 1
             self.all_writes += 1
+            self.looks = 0
             for workgroup in self.parked.pop(address, ()):
                 self._wake(workgroup)
 
     def call(self, function, run, args, kwargs):
         instead = self.calls.get(function.fn)
-        return instead(self, run, *args, **kwargs) if instead else run(*args, **kwargs)
+        if not instead:
+            return run(*args, **kwargs)
+        args = [_plain(arg) for arg in args]
+        return instead(self, run, *args, **{name: _plain(arg) for name, arg in kwargs.items()})
 
     # time
 
@@ -181,6 +203,13 @@ class Clock:
         heapq.heappush(self.heap, (workgroup.ns, self.pushed, workgroup))
 
     def _let_earlier_run(self) -> None:
+        self.loads = 0
+        self.looks += 1
+        if self.looks > LOOKS_WITHOUT_A_WRITE:
+            who = f"rank {self.current.rank}, workgroup {self.current.index}"
+            raise KosmosDeadlock(
+                f"{who} spins for ever: nothing was written in {LOOKS_WITHOUT_A_WRITE} looks at memory"
+            )
         if self.heap and self.heap[0][0] < self.current.ns:
             self._push(self.current)
             self.main.switch()
@@ -191,3 +220,8 @@ class Clock:
         what = first.waits_for or f"a write to address {first.parked_at:#x}"
         others = f"; {len(stuck) - 1} more wait as well" if len(stuck) > 1 else ""
         return f"rank {first.rank}, workgroup {first.index} waits for ever: {what}{others}"
+
+
+def _plain(arg):
+    """A constant as the plain number that the numpy helpers compute with."""
+    return arg.value if isinstance(arg, tl.constexpr) else arg

@@ -39,6 +39,7 @@ class Hooks(Protocol):
     def written(self, addresses: np.ndarray) -> None: ...
     def polls(self, address: int) -> None: ...
     def park(self, address: int) -> None: ...
+    def touched(self) -> None: ...
     def moved(self, address: int, size: int) -> None: ...
     def multiplied(self, flops: int) -> None: ...
     def call(self, function, run, args, kwargs): ...
@@ -76,7 +77,8 @@ class Builder(private.InterpreterBuilder):
 
     def kosmos_poll(self, pointer):
         self.hooks.polls(_first(pointer))
-        return super().create_load(pointer, None, None, False)
+        everywhere, nothing = np.ones(pointer.data.shape, bool), np.zeros(pointer.data.shape, np.int32)
+        return Handle(private._interpreter.load(pointer.data, everywhere, nothing, np.dtype(np.int32)), tl.int32)
 
     def kosmos_pause(self, pointer):
         self.hooks.park(_first(pointer))
@@ -116,7 +118,9 @@ class Builder(private.InterpreterBuilder):
             self.hooks.written(pointer.data)
 
     def _moved(self, pointer, mask, itemsize):
-        if pointer.data.size > 1:
+        if pointer.data.size == 1:
+            self.hooks.touched()
+        else:
             count = int(np.count_nonzero(mask.data))
             if count:
                 self.hooks.moved(int(pointer.data.reshape(-1)[int(np.argmax(mask.data))]), count * itemsize)
@@ -130,15 +134,64 @@ class Builder(private.InterpreterBuilder):
             )
         return super().create_dot(a, b, d, *args)
 
+    # bf16 values are their raw 16 bits: whatever looks at them as numbers goes through float32
+
     def cast_impl(self, source, target):
-        pair = source.dtype.scalar, target.scalar
-        if pair == (tl.bfloat16, tl.float32):
-            return Handle(to_float32(source.data, tl.bfloat16), tl.float32)
-        if pair == (tl.float32, tl.bfloat16):
-            return Handle(round_to_bfloat16(source.data), tl.bfloat16)
+        source = _widened(source)
+        if target.scalar == tl.bfloat16:
+            return _narrowed(super().cast_impl(source, tl.float32))
         return super().cast_impl(source, target)
 
     create_fp_trunc = create_fp_ext = lambda self, source, target: self.cast_impl(source, target)
+
+    def get_bf16(self, value):
+        return Handle(round_to_bfloat16(np.array([value], np.float32)), tl.bfloat16)
+
+    def binary_op(self, lhs, rhs, op):
+        if lhs.dtype.scalar != tl.bfloat16:
+            return super().binary_op(lhs, rhs, op)
+        result = super().binary_op(_widened(lhs), _widened(rhs), op)
+        return result if result.data.dtype == bool else _narrowed(result)
+
+    def unary_op(self, arg, op):
+        if arg.dtype.scalar != tl.bfloat16:
+            return super().unary_op(arg, op)
+        return _narrowed(super().unary_op(_widened(arg), op))
+
+    def create_clampf(self, arg, *args):
+        if arg.dtype.scalar != tl.bfloat16:
+            return super().create_clampf(arg, *args)
+        return _narrowed(super().create_clampf(*(_widened(a) if isinstance(a, Handle) else a for a in (arg, *args))))
+
+    def create_fma(self, x, y, z):
+        if z.dtype.scalar != tl.bfloat16:
+            return super().create_fma(x, y, z)
+        return _narrowed(super().create_fma(_widened(x), _widened(y), _widened(z)))
+
+
+def _widened(handle):
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return Handle(to_float32(handle.data, tl.bfloat16), tl.float32)
+
+
+def _narrowed(handle):
+    return Handle(round_to_bfloat16(handle.data), tl.bfloat16)
+
+
+def _reduce_wide(stock):
+    """A reduction or scan that looks at bf16 tensors as float32."""
+
+    def apply(self, tensors):
+        if all(tensor.dtype.scalar != tl.bfloat16 for tensor in tensors):
+            return stock(self, tensors)
+        results = stock(self, tuple(tensor.to(tl.float32) for tensor in tensors))
+        return [
+            result.to(tl.bfloat16) if tensor.dtype.scalar == tl.bfloat16 and result.dtype.is_floating() else result
+            for tensor, result in zip(tensors, results if isinstance(results, list | tuple) else [results], strict=True)
+        ]
+
+    return apply
 
 
 def _first(pointer) -> int:
@@ -188,34 +241,36 @@ def kernel_arguments(kernel, arguments: dict) -> dict:
 def interpreting(hooks: Hooks):
     """While it lasts, calls of jitted functions are interpreted and `hooks` is told."""
     builder = private.interpreter_builder
-    options = builder.options
-    call = JITFunction.__call__
-    builder.__class__, builder.hooks = Builder, hooks
-    # the overflow check makes ten operations of each integer operation
-    builder.options = private.InterpreterOptions(sanitize_overflow=False)
-    device.emulated_semantic = private.interpreter_semantic
-    # the function only lends its globals: through them Triton finds the modules to patch
-    scope = private._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
-    # numpy 2.4 no longer turns a one-element array into an index
-    scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
-    private._get_np_dtype = numpy_dtype
-    JITFunction.__call__ = lambda self, *args, **kwargs: hooks.call(self, python_function(self), args, kwargs)
-    try:
+    with contextlib.ExitStack() as undo:
+
+        def put(owner, name, value):
+            undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        put(builder, "__class__", Builder)
+        builder.hooks = hooks
+        undo.callback(delattr, builder, "hooks")
+        # the overflow check makes ten operations of each integer operation
+        put(builder, "options", private.InterpreterOptions(sanitize_overflow=False))
+        put(device, "emulated_semantic", private.interpreter_semantic)
+        put(private, "_get_np_dtype", numpy_dtype)
+        for reductions in (private.ReduceOps, private.ScanOps):
+            put(reductions, "apply_impl", _reduce_wide(reductions.apply_impl))
+        # the function only lends its globals: through them Triton finds the modules to patch
+        scope = private._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
+        undo.callback(scope.restore)
+        # numpy 2.4 no longer turns a one-element array into an index
+        scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
+        run_jitted = lambda self, *args, **kwargs: hooks.call(self, python_function(self), args, kwargs)  # noqa: E731
+        put(JITFunction, "__call__", run_jitted)
         yield
-    finally:
-        JITFunction.__call__ = call
-        private._get_np_dtype = _stock_numpy_dtype
-        scope.restore()
-        device.emulated_semantic = None
-        builder.options = options
-        builder.__class__ = private.InterpreterBuilder
 
 
 def self_test() -> None:
     """Raise KosmosEnvironmentError that names the missing piece if this Triton's interpreter does not fit."""
     needed = {
         private: "InterpreterBuilder InterpreterOptions InterpretedFunction TensorHandle interpreter_builder "
-        "interpreter_semantic _ir _patch_lang _implicit_cvt _get_np_dtype",
+        "interpreter_semantic ReduceOps ScanOps _interpreter _ir _patch_lang _implicit_cvt _get_np_dtype",
         private.InterpreterBuilder: "create_atomic_rmw create_atomic_cas create_masked_load create_masked_store "
         "create_dot cast_impl",
         JITFunction: "__call__",

@@ -45,11 +45,7 @@ _wait_signature = inspect.signature(sync.wait.fn)
 def _named_wait(clock: Clock, run, *args, **kwargs):
     """A wait that can say, if it never ends, who waited for what."""
     given = _wait_signature.bind(*args, **kwargs).arguments
-    role, item, counter, count = (_number(given[name]) for name in ("role", "item", "counter", "count"))
+    role, item, counter, count = (int(given[name]) for name in ("role", "item", "counter", "count"))
     clock.current.waits_for = f"{ROLES[role]} item {item} needs {count} signals of counter {counter}"
     run(*args, **kwargs)
     clock.current.waits_for = ""
-
-
-def _number(value) -> int:
-    return int(getattr(value, "value", value))

@@ -33,6 +33,11 @@ def check(queues: Queues, policy: Policy, workgroups: int) -> None:
                 f"{queues.op} has {table.shape[1]} {role} items a rank"
             )
     _check_counts(queues)
+    producers = queues.items[queues.producer]
+    if policy.kind == "two_way" and (producers["wait"] >= queues.announced).any():
+        raise KosmosArgumentError(
+            f"policy {policy} needs {queues.producer} items that wait for no other item: whoever waits cannot switch"
+        )
     sentence = deadlock(queues, policy, workgroups)
     if sentence:
         raise KosmosDeadlock(sentence)

@@ -80,18 +80,17 @@ def ordered(table: np.recarray, order: Order, named: dict[str, Callable[[np.reca
         allowed = ", ".join(repr(name) for name in (*named, "random:SEED"))
         raise KosmosArgumentError(f"order={order!r} is unknown; allowed are {allowed} or a function")
     returned = rule(table.copy())
-    permutation = returned if isinstance(returned, np.ndarray) else np.array(returned, dtype=object)
     try:
-        indices = permutation.astype(np.int64, casting="unsafe" if permutation.dtype == object else "safe")
-        right = np.array_equal(np.sort(indices), np.arange(len(table))) and bool((indices == permutation).all())
-    except (TypeError, ValueError):
+        permutation = np.asarray(returned)
+        right = permutation.dtype.kind in "iu" and np.array_equal(np.sort(permutation), np.arange(len(table)))
+    except (TypeError, ValueError, OverflowError):
         right = False
     if not right:
         raise KosmosArgumentError(
             f"order {order_name(order)} must return a permutation of 0..{len(table) - 1}, one whole number for each of "
             f"the {len(table)} items; it returned {_brief(returned)}"
         )
-    return table[indices]
+    return table[permutation]
 
 
 def order_name(order: Order) -> str:
@@ -104,7 +103,7 @@ def _is_number(text: str) -> bool:
 
 
 def _brief(value: object) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
 
 
