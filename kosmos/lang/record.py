@@ -53,10 +53,9 @@ def open_slice(trace, capacity, TRACE: tl.constexpr):
 
 @triton.jit
 def record(trace, capacity, count, role, item, claimed, started, cycles_before, TRACE: tl.constexpr):
-    """Write record number `count`, ending now, if there is room for it, and return the next number. Times in ticks."""
+    """Write record number `count`, ending now, if there is room for it. Returns the time in ticks and the cycles."""
+    ended, cycles_after = stamp(TRACE), stamp_cycles(TRACE)
     if TRACE:
-        spent = cycles() - cycles_before
-        ended = now()
         if count < capacity:
             row = trace + (1 + count).to(tl.int64) * WORDS
             tag = role | (unit().to(tl.int64) << UNIT_SHIFT) | (item.to(tl.int64) << ITEM_SHIFT)
@@ -64,8 +63,8 @@ def record(trace, capacity, count, role, item, claimed, started, cycles_before, 
             tl.store(row + CLAIM, claimed)
             tl.store(row + START, started)
             tl.store(row + END, ended)
-            tl.store(row + CYCLES, spent)
-    return count + 1
+            tl.store(row + CYCLES, cycles_after - cycles_before)
+    return ended, cycles_after
 
 
 @triton.jit

@@ -35,7 +35,7 @@ from kosmos.lang import (
     store_tile,
     wait,
 )
-from kosmos.lang.items import CHUNK, COL, COLS, COLUMN, ITEM_WORDS, ROW, ROWS, SIGNAL, WAIT, WAIT_COUNT
+from kosmos.lang.items import CHUNK, COL, COLS, COLUMN, INDEX, ITEM_WORDS, ROW, ROWS, SIGNAL, WAIT, WAIT_COUNT
 from kosmos.lang.sync import counter_of
 from kosmos.ops.arguments import check_operands
 from kosmos.ops.launch import launch, plan_for
@@ -87,8 +87,8 @@ def all_gather_matmul_kernel(
     local = tl.program_id(0) // WORKGROUPS
     workgroup = tl.program_id(0) % WORKGROUPS
     rank = first_rank + local
-    moves += local.to(tl.int64) * n_moves * ITEM_WORDS
-    tiles += local.to(tl.int64) * n_tiles * ITEM_WORDS
+    moves += local.to(tl.int64) * (n_moves + 1) * ITEM_WORDS
+    tiles += local.to(tl.int64) * (n_tiles + 1) * ITEM_WORDS
     x_peers += local * RANKS
     state += local.to(tl.int64) * state_words
     trace = open_slice(trace, capacity, TRACE)
@@ -97,41 +97,35 @@ def all_gather_matmul_kernel(
         announce(state, rank, RANKS)
 
     done = tl.full((), 0, tl.int32)
+    claimed, clocked = stamp(TRACE), stamp_cycles(TRACE)
     if TWO_WAY:
-        claimed = stamp(TRACE)
         role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
         while (role == MOVER) | (ticket < n_tiles):
             if role == MOVER:
-                _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-                      trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
-                done += 1
-                claimed = stamp(TRACE)
+                claimed, clocked, done = _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links,
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
             else:
-                claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                       trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
             role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
     else:
         if workgroup < crew:
-            claimed = stamp(TRACE)
             ticket = claim(state, MOVER)
             while ticket < n_moves:
-                _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-                      trace, capacity, done, claimed, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
-                done += 1
-                claimed = stamp(TRACE)
+                claimed, clocked, done = _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links,
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
                 ticket = claim(state, MOVER)
         if SWITCH or workgroup >= crew:
-            claimed = stamp(TRACE)
             ticket = claim(state, BUILDER)
-            if FLATTEN:
-                for _ in tl.range(0, n_tiles // WORKGROUPS, flatten=True):
+            if FLATTEN and RANKS == 1:
+                for _ in tl.range(0, n_tiles // WORKGROUPS - 1, flatten=True):
                     following = claim(state, BUILDER)
-                    claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                           trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                    claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                           trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
                     ticket = following
             while ticket < n_tiles:
-                claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                       trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
                 ticket = claim(state, BUILDER)
     close_slice(trace, done, TRACE)
     leave(state, WORKGROUPS)
@@ -140,7 +134,7 @@ def all_gather_matmul_kernel(
 @triton.jit
 def _move(
     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-    trace, capacity, done, claimed,
+    trace, capacity, done, claimed, clocked,
     RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
     """Mover: fetch part of a peer's row block and say that it is here."""
@@ -150,43 +144,46 @@ def _move(
     # part columns start at multiples of 64: said so that accesses can be 16 bytes wide
     col, cols, arrived = tl.load(item + COL) // 64 * 64, tl.load(item + COLS), tl.load(item + SIGNAL)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS)
-    started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
+    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     source = on_peer(x, x_peers, chunk) + (local * shard + row - chunk * shard).to(tl.int64) * k
     copy_tile(source, gathered + (local * m + row).to(tl.int64) * k, rows, col, tl.minimum(col + width, k), k, CM, CN)
     if PACED:
         pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
-    record(trace, capacity, done, MOVER, ticket, claimed, started, cycles_before, TRACE)
+    claimed, clocked = record(trace, capacity, done, MOVER, ticket, claimed, started, clocked, TRACE)
     signal(counter_of(state, arrived, RANKS))
+    return claimed, clocked, done + 1
 
 
 @triton.jit
 def _build(
-    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k, trace, capacity, done, claimed,
+    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k, trace, capacity, done, claimed, clocked,
     RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     TMA: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Builder: multiply one tile, once its rows are here."""
     _, _, rank, _ = here
-    item = tiles + tl.minimum(ticket, n_tiles - 1).to(tl.int64) * ITEM_WORDS
-    chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
+    item = tiles + tl.minimum(ticket, n_tiles).to(tl.int64) * ITEM_WORDS
+    # in a flattened loop what comes after the product may only use what is loaded here: of `ticket` it would see the next
+    index, chunk, row, rows = tl.load(item + INDEX), tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
-    wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS)
-    started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
+    started = claimed
+    if RANKS > 1:
+        wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS)
+        started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     # a rank's own rows are read where they are
     if chunk == rank:
         a, a_row = x_tiles, local * (m // RANKS) + row - rank * (m // RANKS)
     else:
         a, a_row = gathered_tiles, local * m + row
-    if TMA:
+    if TMA and RANKS > 1:
         fence_async()
     tile = gemm_tile(a, a_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    store_tile(y, tile, local * m + row, tl.where(ticket < n_tiles, rows, 0), col, n, BM, BN)
-    if ticket < n_tiles:
-        record(trace, capacity, done, BUILDER, ticket, claimed, started, cycles_before, TRACE)
+    store_tile(y, tile, local * m + row, rows, col, n, BM, BN)
+    if rows > 0:
+        claimed, clocked = record(trace, capacity, done, BUILDER, index, claimed, started, clocked, TRACE)
         done += 1
-        claimed = stamp(TRACE)
-    return claimed, done
+    return claimed, clocked, done
 
 
 def all_gather_matmul(

@@ -23,7 +23,8 @@ TRACE_BYTES = 1 << 30
 class Blocks(NamedTuple):
     """The block sizes of a kernel: output tile, step along K, copy and reduction blocks; and how it is compiled.
 
-    tma: whether tiles are read through tensor descriptors.
+    tma: whether tiles are read through tensor descriptors. flatten: whether a builder's loop over tiles and the loop
+    over K become one, so that a tile's stores overlap the next one's loads.
     """
 
     tile: Tile
@@ -33,6 +34,7 @@ class Blocks(NamedTuple):
     num_warps: int
     num_stages: int
     tma: bool = False
+    flatten: bool = False
 
 
 def blocks_for(backend: str, itemsize: int, descriptors: bool) -> Blocks:
@@ -47,14 +49,14 @@ def blocks_for(backend: str, itemsize: int, descriptors: bool) -> Blocks:
     if backend == "hip":
         return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 2)
     if descriptors:
-        return Blocks(Tile(128, 256), 64, Tile(16, 512), Tile(16, 256), 8, 3, tma=True)
+        return Blocks(Tile(128, 256), 64, Tile(16, 512), Tile(16, 256), 8, 3, tma=True, flatten=True)
     return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 3)
 
 
 class Plan:
     """What one op with one shape, dtype, policy and order needs again at every call: queues, state, options.
 
-    tables: for each role its queue on the device, int32 [ranks, items, len(FIELDS)]. state: int32 [ranks, words].
+    tables: for each role its queue on the device, int32 [ranks, items + 1, len(FIELDS)]. state: int32 [ranks, words].
     """
 
     def __init__(self, world: World, op: str, m: int, n: int, k: int, dtype: torch.dtype, policy, order: Order) -> None:
@@ -80,11 +82,12 @@ class Plan:
 
     def _upload(self, table: np.ndarray) -> torch.Tensor:
         ranks, length = table.shape
-        words = np.ascontiguousarray(table).view(np.int32).reshape(ranks, length, len(FIELDS))
-        if not length:
-            # an empty tensor has no address to pass
-            words = np.zeros((ranks, 1, len(FIELDS)), np.int32)
-        return torch.from_numpy(words.copy()).to(self.world.device)
+        # a last row of no rows and no signal, for a ticket beyond the queue
+        padded = np.zeros((ranks, length + 1), table.dtype)
+        padded[:, :length] = table
+        padded[:, length]["wait"] = padded[:, length]["signal"] = -1
+        words = padded.view(np.int32).reshape(ranks, length + 1, len(FIELDS))
+        return torch.from_numpy(words).to(self.world.device)
 
     def operands(self, **operands: tuple[torch.Tensor, str]) -> dict[str, Any]:
         """The arguments NAME_tiles for gemm_tile: each stacked tensor, and whether it gives a tile its rows or cols."""
@@ -163,7 +166,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "BN": plan.blocks.tile.cols,
         "BK": plan.blocks.step,
         "TMA": plan.blocks.tma,
-        "FLATTEN": plan.blocks.tma,
+        "FLATTEN": plan.blocks.flatten,
         "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
     }
     if world.emulated:
@@ -230,7 +233,6 @@ def queue_table(plan: Plan) -> pa.Table:
         ranks, length = table.shape
         columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]).reshape(-1) for name in FIELDS}
         columns["role"] = pa.array([role] * (ranks * length), pa.string())
-        columns["item"] = np.tile(np.arange(length, dtype=np.int32), ranks)
         parts.append(pa.table(columns))
     return pa.concat_tables(parts)
 

@@ -33,7 +33,7 @@ from kosmos.lang import (
     store_tile,
     wait,
 )
-from kosmos.lang.items import COLS, COLUMN, ITEM_WORDS, ROW, ROWS, SIGNAL, SIGNAL_RANK, WAIT, WAIT_COUNT
+from kosmos.lang.items import COLS, COLUMN, INDEX, ITEM_WORDS, ROW, ROWS, SIGNAL, SIGNAL_RANK, WAIT, WAIT_COUNT
 from kosmos.lang.sync import counter_on
 from kosmos.ops.arguments import check_operands
 from kosmos.ops.launch import launch, plan_for
@@ -82,50 +82,44 @@ def matmul_reduce_scatter_kernel(
     local = tl.program_id(0) // WORKGROUPS
     workgroup = tl.program_id(0) % WORKGROUPS
     rank = first_rank + local
-    tiles += local.to(tl.int64) * n_tiles * ITEM_WORDS
-    sums += local.to(tl.int64) * n_sums * ITEM_WORDS
+    tiles += local.to(tl.int64) * (n_tiles + 1) * ITEM_WORDS
+    sums += local.to(tl.int64) * (n_sums + 1) * ITEM_WORDS
     part_peers += local * RANKS
     state += local.to(tl.int64) * state_words
     trace = open_slice(trace, capacity, TRACE)
     here = (state, enter(state), rank, workgroup)
 
     done = tl.full((), 0, tl.int32)
+    claimed, clocked = stamp(TRACE), stamp_cycles(TRACE)
     if TWO_WAY:
-        claimed = stamp(TRACE)
         role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
         while (role == BUILDER) | (ticket < n_sums):
             if role == BUILDER:
-                claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                       trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
             else:
-                _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
-                        trace, capacity, done, claimed, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
-                done += 1
-                claimed = stamp(TRACE)
+                claimed, clocked, done = _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links,
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
             role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
     else:
         if workgroup >= crew:
-            claimed = stamp(TRACE)
             ticket = claim(state, BUILDER)
             # flattened, one tile's stores overlap the next one's loads; the rest goes one by one, to end together
             if FLATTEN:
-                for _ in tl.range(0, n_tiles // WORKGROUPS, flatten=True):
+                for _ in tl.range(0, n_tiles // (WORKGROUPS - crew) - 1, flatten=True):
                     following = claim(state, BUILDER)
-                    claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                           trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                    claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                           trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
                     ticket = following
             while ticket < n_tiles:
-                claimed, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                       trace, capacity, done, claimed, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                       trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
                 ticket = claim(state, BUILDER)
         if SWITCH or workgroup < crew:
-            claimed = stamp(TRACE)
             ticket = claim(state, REDUCER)
             while ticket < n_sums:
-                _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
-                        trace, capacity, done, claimed, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
-                done += 1
-                claimed = stamp(TRACE)
+                claimed, clocked, done = _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links,
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, RM, RN)  # fmt: skip
                 ticket = claim(state, REDUCER)
     close_slice(trace, done, TRACE)
     leave(state, WORKGROUPS)
@@ -133,30 +127,29 @@ def matmul_reduce_scatter_kernel(
 
 @triton.jit
 def _build(
-    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k, trace, capacity, done, claimed,
+    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k, trace, capacity, done, claimed, clocked,
     RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     TMA: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Builder: multiply one tile and tell the rank that will add it up."""
     state, _, _, _ = here
-    item = tiles + tl.minimum(ticket, n_tiles - 1).to(tl.int64) * ITEM_WORDS
-    row, rows = tl.load(item + ROW), tl.load(item + ROWS)
+    item = tiles + tl.minimum(ticket, n_tiles).to(tl.int64) * ITEM_WORDS
+    # in a flattened loop what comes after the product may only use what is loaded here: of `ticket` it would see the next
+    index, row, rows = tl.load(item + INDEX), tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     adder, made = tl.load(item + SIGNAL_RANK), tl.load(item + SIGNAL)
-    cycles_before = stamp_cycles(TRACE)
     tile = gemm_tile(x_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    store_tile(part, tile, local * m + row, tl.where(ticket < n_tiles, rows, 0), col, n, BM, BN)
-    if ticket < n_tiles:
-        record(trace, capacity, done, BUILDER, ticket, claimed, claimed, cycles_before, TRACE)
+    store_tile(part, tile, local * m + row, rows, col, n, BM, BN)
+    if made >= 0:
+        claimed, clocked = record(trace, capacity, done, BUILDER, index, claimed, claimed, clocked, TRACE)
         done += 1
-        claimed = stamp(TRACE)
         signal(counter_on(state, adder, made, RANKS))
-    return claimed, done
+    return claimed, clocked, done
 
 
 @triton.jit
 def _reduce(
-    here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte, trace, capacity, done, claimed,
+    here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte, trace, capacity, done, claimed, clocked,
     RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr,
 ):  # fmt: skip
     """Reducer: add up all ranks' parts of one tile of this rank's rows, once they are made."""
@@ -165,7 +158,7 @@ def _reduce(
     row, rows = tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * RN, tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS)
-    started, cycles_before = stamp(TRACE), stamp_cycles(TRACE)
+    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     mine = part + (local * m + row).to(tl.int64) * n
     reduce_tile(
@@ -176,7 +169,8 @@ def _reduce(
         for peer in range(RANKS):
             if peer != rank:
                 pace(links, peer * RANKS + rank, size, ticks_per_byte)
-    record(trace, capacity, done, REDUCER, ticket, claimed, started, cycles_before, TRACE)
+    claimed, clocked = record(trace, capacity, done, REDUCER, ticket, claimed, started, clocked, TRACE)
+    return claimed, clocked, done + 1
 
 
 def matmul_reduce_scatter(

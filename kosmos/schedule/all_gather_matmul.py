@@ -6,7 +6,7 @@ counter of a rank:   0 .. ranks-1            rank s has entered the launch: its 
 
 import numpy as np
 
-from kosmos.schedule.queues import Order, Queues, Tile, by, ordered, tile_table
+from kosmos.schedule.queues import Order, Queues, Tile, by, numbered, ordered, tile_table
 
 GROUP = 8
 """Row blocks that are walked column by column together, so that their operands stay in the L2 cache."""
@@ -80,4 +80,4 @@ def _moves(tiles: np.recarray, rank: int, width: int, k: int) -> np.recarray:
     table.cols = np.minimum(width, k - table.col)
     table.signal_rank, table.signal = rank, table.wait
     table.wait, table.wait_count = table.chunk, 1
-    return table
+    return numbered(table)

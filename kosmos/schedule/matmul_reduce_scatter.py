@@ -5,7 +5,7 @@ counter of a rank:   band*columns + column   partials of this output tile that h
 
 import numpy as np
 
-from kosmos.schedule.queues import Order, Queues, Tile, by, ordered, tile_table
+from kosmos.schedule.queues import Order, Queues, Tile, by, numbered, ordered, tile_table
 
 GROUP = 8
 """Row blocks that are walked column by column together, so that their operands stay in the L2 cache."""
@@ -62,4 +62,4 @@ def _reductions(builders: np.ndarray, rank: int, tiles: int) -> np.ndarray:
     table = table[by(complete[table.signal], table.signal)]
     table.wait, table.wait_count = table.signal, builders.shape[0]
     table.signal_rank, table.signal = -1, -1
-    return table
+    return numbered(table)

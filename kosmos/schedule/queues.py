@@ -8,11 +8,11 @@ import numpy as np
 
 from kosmos.errors import KosmosArgumentError
 
-FIELDS = "rank chunk band column row rows col cols wait wait_count signal_rank signal".split()
+FIELDS = "item rank chunk band column row rows col cols wait wait_count signal_rank signal".split()
 ITEM = np.dtype([(field, np.int32) for field in FIELDS])
 """One row of a queue, all int32; on the device a row is these fields as consecutive int32 words.
 
-rank: whose queue. chunk: the rank that the rows belong to (all-gather: whose shard; reduce-scatter: whose output).
+item: its place in the queue. rank: whose queue. chunk: the rank that the rows belong to (all-gather: whose shard; reduce-scatter: whose output).
 band: row block inside the chunk. column: column block. row, rows, col, cols: the tile in elements of the full matrix.
 wait, wait_count: the counter of this rank that must be complete before the work starts, and how many signals
 complete it (wait = -1: nothing). A counter is waited for as a whole: wait_count is all that it gets in one launch.
@@ -74,7 +74,7 @@ def ordered(table: np.recarray, order: Order, named: dict[str, Callable[[np.reca
     """
     if isinstance(order, str) and order.startswith("random:") and _is_number(order[7:]):
         generator = np.random.default_rng((int(order[7:]), int(table.rank[0])))
-        return table[generator.permutation(len(table))]
+        return numbered(table[generator.permutation(len(table))])
     rule = order if callable(order) else named.get(order) if isinstance(order, str) else None
     if rule is None:
         allowed = ", ".join(repr(name) for name in (*named, "random:SEED"))
@@ -90,7 +90,13 @@ def ordered(table: np.recarray, order: Order, named: dict[str, Callable[[np.reca
             f"order {order_name(order)} must return a permutation of 0..{len(table) - 1}, one whole number for each of "
             f"the {len(table)} items; it returned {_brief(returned)}"
         )
-    return table[permutation]
+    return numbered(table[permutation])
+
+
+def numbered(table: np.recarray) -> np.recarray:
+    """The table with its rows' own places written in."""
+    table["item"] = np.arange(len(table))
+    return table
 
 
 def order_name(order: Order) -> str:
