@@ -66,10 +66,10 @@ class Builder(private.InterpreterBuilder):
     def kosmos_core(self):
         return Handle(np.array([self.hooks.core()], np.int32), tl.int32)
 
-    def kosmos_drain(self):
+    def kosmos_gather_stores(self):
         return Handle(np.zeros(1, np.int32), tl.int32)
 
-    kosmos_fence_async = kosmos_drain
+    kosmos_fence_async = kosmos_gather_stores
 
     def kosmos_nap(self):
         self.hooks.nap()

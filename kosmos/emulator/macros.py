@@ -45,7 +45,7 @@ def copy_tile(clock, run, source, target, rows, col, end, pitch, CM, CN):
         clock.moved(_address(pointer) + offset, rows * (end - col) * values.itemsize)
 
 
-def reduce_tile(clock, run, part, peers, y, rows, col, pitch, RANKS, RM, RN):
+def reduce_tile(clock, run, part, peers, y, rows, col, pitch, RANKS, ALIGN, RM, RN):
     rows, col, pitch = int(rows), int(col), int(pitch)
     cols = min(RN, pitch - col)
     dtype = part.dtype.element_ty

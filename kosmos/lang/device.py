@@ -119,13 +119,14 @@ _NAP = ("nanosleep.u32 40;\nmov.u32 $0, 0;", "=r"), ("s_sleep 1\ns_mov_b32 $0, 0
 
 
 @_builtin
-def drain(_semantic=None):
-    """Wait until this thread's own stores have left; needed before the barrier of a signal on ROCm."""
+def gather_stores(_semantic=None):
+    """Wait until every thread of the workgroup has come here, and (ROCm) until its own stores have left it."""
+    # not tl.debug_barrier: Triton does not pipeline a loop that has one
     return _by_backend(
         _semantic,
-        ("mov.u32 $0, 0;", "=r"),
-        ("s_waitcnt vmcnt(0)\ns_mov_b32 $0, 0", "=s"),
-        "kosmos_drain",
+        ("bar.sync 0;\nmov.u32 $0, 0;", "=r"),
+        ("s_waitcnt vmcnt(0) lgkmcnt(0)\ns_barrier\ns_mov_b32 $0, 0", "=s"),
+        "kosmos_gather_stores",
         core.int32,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from kosmos.lang.device import drain, nap, now, pause, poll
+from kosmos.lang.device import gather_stores, nap, now, pause, poll
 from kosmos.lang.items import ITEM_WORDS, WAIT, WAIT_COUNT
 from kosmos.trace.schema import ROLES
 
@@ -51,10 +51,13 @@ def new_state(ranks: int, counters: int, limit_ticks: int, fault_addresses: list
 
 
 @triton.jit
-def on_peer(pointer, peers, peer):
-    """The same place in another rank's symmetric memory. peers: int64 [ranks], distances in bytes from this rank's."""
-    there = pointer.to(tl.pointer_type(tl.int8)) + tl.load(peers + peer)
-    return there.to(pointer.dtype)
+def on_peer(pointer, peers, peer, ALIGN: tl.constexpr):
+    """The same place in another rank's symmetric memory. peers: int64 [ranks], distances in bytes from this rank's.
+
+    ALIGN: what the result is a multiple of, in bytes; unsaid, wide accesses become narrow ones.
+    """
+    there = (pointer.to(tl.pointer_type(tl.int8)) + tl.load(peers + peer)).to(pointer.dtype)
+    return tl.multiple_of(there, ALIGN)
 
 
 @triton.jit
@@ -72,7 +75,7 @@ def counter_of(state, counter, RANKS: tl.constexpr):
 @triton.jit
 def counter_on(state, peer, counter, RANKS: tl.constexpr):
     """Where another rank has a counter."""
-    return counter_of(on_peer(state, _wide(state, PEERS), peer), counter, RANKS)
+    return counter_of(on_peer(state, _wide(state, PEERS), peer, 16), counter, RANKS)
 
 
 @triton.jit
@@ -184,7 +187,7 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
                     tl.store(fault + 6, count.to(tl.int64))
                     tl.store(fault, tl.full((), 1, tl.int64))
                     for peer in range(RANKS):
-                        there = on_peer(state, _wide(state, PEERS), peer)
+                        there = on_peer(state, _wide(state, PEERS), peer, 16)
                         for queue in range(N_ROLES):
                             tl.atomic_max(there + LINE * (1 + queue), CLOSED, sem="relaxed", scope="sys")
                         tl.atomic_add(there + STOP, 1, sem="release", scope="sys")
@@ -197,8 +200,7 @@ def signal(pointer):
     The only way to signal: a release atomic alone orders the stores of the one thread that issues it. On ROCm each
     wave first drains its own stores; then all meet at the barrier; then one thread releases.
     """
-    drain()
-    tl.debug_barrier()
+    gather_stores()
     tl.atomic_add(pointer, 1, sem="release", scope="sys")
 
 

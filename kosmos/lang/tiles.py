@@ -84,7 +84,7 @@ def copy_tile(source, target, rows, col, end, pitch, CM: tl.constexpr, CN: tl.co
 
 
 @triton.jit
-def reduce_tile(part, peers, y, rows, col, pitch, RANKS: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr):
+def reduce_tile(part, peers, y, rows, col, pitch, RANKS: tl.constexpr, ALIGN: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr):
     """RN columns from `col` of y = the sum of every rank's `part`, added in fp32 in rank order: always the same bits.
 
     part, y: pointers to the first of `rows` rows of `pitch` columns.
@@ -95,5 +95,5 @@ def reduce_tile(part, peers, y, rows, col, pitch, RANKS: tl.constexpr, RM: tl.co
         at, inside = i * pitch + j, (i < rows) & (j < pitch)
         total = tl.zeros((RM, RN), tl.float32)
         for rank in tl.static_range(RANKS):
-            total += tl.load(on_peer(part, peers, rank) + at, mask=inside, other=0.0).to(tl.float32)
+            total += tl.load(on_peer(part, peers, rank, ALIGN) + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)

@@ -78,6 +78,7 @@ def all_gather_matmul_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    ALIGN: tl.constexpr,
     CM: tl.constexpr,
     CN: tl.constexpr,
     TMA: tl.constexpr,
@@ -103,7 +104,7 @@ def all_gather_matmul_kernel(
         while (role == MOVER) | (ticket < n_tiles):
             if role == MOVER:
                 claimed, clocked, done = _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, CM, CN)  # fmt: skip
             else:
                 claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
                        trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
@@ -113,7 +114,7 @@ def all_gather_matmul_kernel(
             ticket = claim(state, MOVER)
             while ticket < n_moves:
                 claimed, clocked, done = _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, CM, CN)  # fmt: skip
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, CM, CN)  # fmt: skip
                 ticket = claim(state, MOVER)
         if SWITCH or workgroup >= crew:
             ticket = claim(state, BUILDER)
@@ -135,7 +136,7 @@ def all_gather_matmul_kernel(
 def _move(
     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
     trace, capacity, done, claimed, clocked,
-    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
+    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
     """Mover: fetch part of a peer's row block and say that it is here."""
     state, _, rank, _ = here
@@ -146,7 +147,7 @@ def _move(
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS)
     started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
-    source = on_peer(x, x_peers, chunk) + (local * shard + row - chunk * shard).to(tl.int64) * k
+    source = on_peer(x, x_peers, chunk, ALIGN) + (local * shard + row - chunk * shard).to(tl.int64) * k
     copy_tile(source, gathered + (local * m + row).to(tl.int64) * k, rows, col, tl.minimum(col + width, k), k, CM, CN)
     if PACED:
         pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
@@ -222,6 +223,7 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
         "tiles": plan.tables["builder"],
         "n_tiles": plan.length("builder"),
         "x_peers": world.distances(shard * k * x.element_size()),
+        "ALIGN": 16 if k * x.element_size() % 16 == 0 else x.element_size(),
         "CM": plan.blocks.copy.rows,
         "CN": plan.blocks.copy.cols,
     }
