@@ -73,24 +73,41 @@ def _store(y, tile, rows, col, pitch, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def copy_tile(source, target, rows, col, end, pitch, CM: tl.constexpr, CN: tl.constexpr):
-    """Copy columns col..end of `rows` rows between two matrices of `pitch` columns, [CM, CN] at a time."""
-    for row in range(0, rows, CM):
-        i = row + tl.arange(0, CM)[:, None]
-        for start in range(col, end, CN):
-            j = start + tl.arange(0, CN)[None, :]
-            at, inside = i * pitch + j, (i < rows) & (j < end)
-            tl.store(target + at, tl.load(source + at, mask=inside), mask=inside)
+def copy_tile(
+    source, target, rows, col, end, pitch, STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr
+):
+    """Copy columns col..end of `rows` rows between two matrices of `pitch` columns, [CM, CN] at a time.
+
+    STAGES: how many of these are on their way at once.
+    """
+    across = tl.cdiv(end - col, CN)
+    for step in tl.range(0, tl.cdiv(rows, CM) * across, num_stages=STAGES):
+        i = step // across * CM + tl.arange(0, CM)[:, None]
+        j = col + step % across * CN + tl.arange(0, CN)[None, :]
+        at, inside = i * pitch + j, (i < rows) & (j < end)
+        tl.store(target + at, tl.load(source + at, mask=inside), mask=inside)
 
 
 @triton.jit
-def reduce_tile(part, peers, y, rows, col, pitch, RANKS: tl.constexpr, ALIGN: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr):
+def reduce_tile(
+    part,
+    peers,
+    y,
+    rows,
+    col,
+    pitch,
+    RANKS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+    RM: tl.constexpr,
+    RN: tl.constexpr,
+):
     """RN columns from `col` of y = the sum of every rank's `part`, added in fp32 in rank order: always the same bits.
 
-    part, y: pointers to the first of `rows` rows of `pitch` columns.
+    part, y: pointers to the first of `rows` rows of `pitch` columns. STAGES: how many [RM, RN] are on their way at once.
     """
     j = col + tl.arange(0, RN)[None, :]
-    for row in range(0, rows, RM):
+    for row in tl.range(0, rows, RM, num_stages=STAGES):
         i = row + tl.arange(0, RM)[:, None]
         at, inside = i * pitch + j, (i < rows) & (j < pitch)
         total = tl.zeros((RM, RN), tl.float32)

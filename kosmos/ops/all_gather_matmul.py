@@ -79,6 +79,7 @@ def all_gather_matmul_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
     CM: tl.constexpr,
     CN: tl.constexpr,
     TMA: tl.constexpr,
@@ -104,7 +105,7 @@ def all_gather_matmul_kernel(
         while (role == MOVER) | (ticket < n_tiles):
             if role == MOVER:
                 claimed, clocked, done = _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, CM, CN)  # fmt: skip
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN)  # fmt: skip
             else:
                 claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
                        trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
@@ -113,9 +114,10 @@ def all_gather_matmul_kernel(
         if workgroup < crew:
             ticket = claim(state, MOVER)
             while ticket < n_moves:
+                following = claim(state, MOVER)
                 claimed, clocked, done = _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, CM, CN)  # fmt: skip
-                ticket = claim(state, MOVER)
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN)  # fmt: skip
+                ticket = following
         if SWITCH or workgroup >= crew:
             ticket = claim(state, BUILDER)
             if FLATTEN and RANKS == 1:
@@ -136,7 +138,7 @@ def all_gather_matmul_kernel(
 def _move(
     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
     trace, capacity, done, claimed, clocked,
-    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
+    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
     """Mover: fetch part of a peer's row block and say that it is here."""
     state, _, rank, _ = here
@@ -148,7 +150,7 @@ def _move(
     started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     source = on_peer(x, x_peers, chunk, ALIGN) + (local * shard + row - chunk * shard).to(tl.int64) * k
-    copy_tile(source, gathered + (local * m + row).to(tl.int64) * k, rows, col, tl.minimum(col + width, k), k, CM, CN)
+    copy_tile(source, gathered + (local * m + row).to(tl.int64) * k, rows, col, tl.minimum(col + width, k), k, STAGES, CM, CN)
     if PACED:
         pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
     claimed, clocked = record(trace, capacity, done, MOVER, ticket, claimed, started, clocked, TRACE)

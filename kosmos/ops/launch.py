@@ -33,6 +33,7 @@ class Blocks(NamedTuple):
     reduce: Tile
     num_warps: int
     num_stages: int
+    carry_stages: int = 1
     tma: bool = False
     flatten: bool = False
 
@@ -49,7 +50,7 @@ def blocks_for(backend: str, itemsize: int, descriptors: bool) -> Blocks:
     if backend == "hip":
         return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 2)
     if descriptors:
-        return Blocks(Tile(128, 256), 64, Tile(16, 512), Tile(16, 256), 8, 3, tma=True, flatten=True)
+        return Blocks(Tile(128, 256), 64, Tile(16, 512), Tile(16, 256), 8, 3, carry_stages=3, tma=True, flatten=True)
     return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 3)
 
 
@@ -166,6 +167,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "BN": plan.blocks.tile.cols,
         "BK": plan.blocks.step,
         "TMA": plan.blocks.tma,
+        "STAGES": plan.blocks.carry_stages,
         "FLATTEN": plan.blocks.flatten,
         "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
     }

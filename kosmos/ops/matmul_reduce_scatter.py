@@ -74,6 +74,7 @@ def matmul_reduce_scatter_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
     RM: tl.constexpr,
     RN: tl.constexpr,
     TMA: tl.constexpr,
@@ -100,7 +101,7 @@ def matmul_reduce_scatter_kernel(
                        trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
             else:
                 claimed, clocked, done = _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, RM, RN)  # fmt: skip
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, RM, RN)  # fmt: skip
             role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
     else:
         if workgroup >= crew:
@@ -120,7 +121,7 @@ def matmul_reduce_scatter_kernel(
             ticket = claim(state, REDUCER)
             while ticket < n_sums:
                 claimed, clocked, done = _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, RM, RN)  # fmt: skip
+                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, RM, RN)  # fmt: skip
                 ticket = claim(state, REDUCER)
     close_slice(trace, done, TRACE)
     leave(state, WORKGROUPS)
@@ -151,7 +152,7 @@ def _build(
 @triton.jit
 def _reduce(
     here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte, trace, capacity, done, claimed, clocked,
-    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr,
+    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr,
 ):  # fmt: skip
     """Reducer: add up all ranks' parts of one tile of this rank's rows, once they are made."""
     _, _, rank, _ = here
@@ -163,7 +164,7 @@ def _reduce(
     shard = m // RANKS
     mine = part + (local * m + row).to(tl.int64) * n
     reduce_tile(
-        mine, part_peers, y + (local * shard + row - rank * shard).to(tl.int64) * n, rows, col, n, RANKS, ALIGN, RM, RN
+        mine, part_peers, y + (local * shard + row - rank * shard).to(tl.int64) * n, rows, col, n, RANKS, ALIGN, STAGES, RM, RN
     )
     if PACED:
         size = rows * cols * (part.dtype.element_ty.primitive_bitwidth // 8)
