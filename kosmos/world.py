@@ -107,8 +107,8 @@ class World:
         """Normal random numbers, one matrix a rank: [ranks, rows, cols]. The same seed gives the same numbers."""
         for name, value in (("rows", rows), ("cols", cols)):
             _whole(name, value)
-        if not dtype.is_floating_point:
-            raise KosmosArgumentError(f"dtype={dtype} must be a floating-point type")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise KosmosArgumentError(f"dtype={dtype!r} must be a floating-point type")
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
         shape = (self.ranks, rows, cols)
         return torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32).to(dtype)

@@ -198,7 +198,9 @@ def argument_type(name: str, dtype: str, blocks) -> str:
     return "fp32" if name == "ticks_per_byte" else "i32"
 
 
-def compile_kernel(kernel, target: Target, types: dict, constants: dict, aligned=(), options: dict | None = None) -> Any:
+def compile_kernel(
+    kernel, target: Target, types: dict, constants: dict, aligned=(), options: dict | None = None
+) -> Any:
     """Compile a jitted function for a target. types: of its arguments, in Triton's words. aligned: the numbers among
     them that divide by 16, as a launch would find; pointers always do."""
     from triton import compile

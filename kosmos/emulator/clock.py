@@ -18,8 +18,8 @@ from kosmos.errors import KosmosDeadlock
 from kosmos.machine import Machine
 
 NAP_NS = 40
-LOOKS_WITHOUT_A_WRITE = 200_000
-LOADS_WITHOUT_A_LOOK = 10_000
+LOOKS_WITHOUT_A_WRITE = 100_000
+LOADS_WITHOUT_A_LOOK = 100
 
 
 @dataclass
@@ -106,7 +106,8 @@ class Clock:
             self.nap()
 
     def moved(self, address: int, size: int) -> None:
-        self.current.bytes[self._owner(address)] += size
+        if size:
+            self.current.bytes[self._owner(address)] += size
 
     def multiplied(self, flops: int) -> None:
         self.current.flops += flops

@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.runtime import interpreter as private
 from triton.runtime.jit import JITFunction
 
-from kosmos.errors import KosmosEnvironmentError
+from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 from kosmos.lang import device
 
 Handle = private.TensorHandle
@@ -234,7 +234,14 @@ def kernel_arguments(kernel, arguments: dict) -> dict:
     """Host arguments as the interpreter wants them: tensors as pointers, numbers as scalars, constexprs as they are."""
     parameters = inspect.signature(kernel.fn).parameters
     constant = {name for name, parameter in parameters.items() if "constexpr" in str(parameter.annotation)}
+    for name, value in arguments.items():
+        if name not in constant and not (isinstance(value, int | float) or _on_cpu(value)):
+            raise KosmosArgumentError(f"{name}={value!r} must be a number or a tensor on the CPU to be emulated")
     return {name: value if name in constant else private._implicit_cvt(value) for name, value in arguments.items()}
+
+
+def _on_cpu(value) -> bool:
+    return hasattr(value, "data_ptr") and value.device.type == "cpu"
 
 
 @contextlib.contextmanager

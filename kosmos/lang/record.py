@@ -52,8 +52,12 @@ def open_slice(trace, capacity, TRACE: tl.constexpr):
 
 
 @triton.jit
-def record(trace, capacity, count, role, item, claimed, started, cycles_before, TRACE: tl.constexpr):
-    """Write record number `count`, ending now, if there is room for it. Returns the time in ticks and the cycles."""
+def record(log, count, role, item, claimed, started, cycles_before, TRACE: tl.constexpr):
+    """Write record number `count`, ending now, if there is room for it. Returns the time in ticks and the cycles.
+
+    log: (slice, capacity).
+    """
+    trace, capacity = log
     ended, cycles_after = stamp(TRACE), stamp_cycles(TRACE)
     if TRACE:
         if count < capacity:
@@ -68,8 +72,9 @@ def record(trace, capacity, count, role, item, claimed, started, cycles_before, 
 
 
 @triton.jit
-def close_slice(trace, count, TRACE: tl.constexpr):
+def close_slice(log, count, TRACE: tl.constexpr):
     """Leave the number of records, written or not, in the header."""
+    trace, _ = log
     if TRACE:
         tl.store(trace + COUNT, count.to(tl.int64))
         tl.store(trace + LEAVE, now())

@@ -73,9 +73,7 @@ def _store(y, tile, rows, col, pitch, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def copy_tile(
-    source, target, rows, col, end, pitch, STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr
-):
+def copy_tile(source, target, rows, col, end, pitch, STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr):
     """Copy columns col..end of `rows` rows between two matrices of `pitch` columns, [CM, CN] at a time.
 
     STAGES: how many of these are on their way at once.
@@ -104,7 +102,7 @@ def reduce_tile(
 ):
     """RN columns from `col` of y = the sum of every rank's `part`, added in fp32 in rank order: always the same bits.
 
-    part, y: pointers to the first of `rows` rows of `pitch` columns. STAGES: how many [RM, RN] are on their way at once.
+    part, y: pointers to the first of `rows` rows of `pitch` columns. STAGES: how many [RM, RN] are on their way.
     """
     j = col + tl.arange(0, RN)[None, :]
     for row in tl.range(0, rows, RM, num_stages=STAGES):

@@ -37,7 +37,7 @@ from kosmos.lang import (
 )
 from kosmos.lang.items import CHUNK, COL, COLS, COLUMN, INDEX, ITEM_WORDS, ROW, ROWS, SIGNAL, WAIT, WAIT_COUNT
 from kosmos.lang.sync import counter_of
-from kosmos.ops.arguments import check_operands
+from kosmos.ops.arguments import alignment, check_operands
 from kosmos.ops.launch import launch, plan_for
 from kosmos.schedule import Policy
 from kosmos.schedule.queues import Order
@@ -93,7 +93,7 @@ def all_gather_matmul_kernel(
     tiles += local.to(tl.int64) * (n_tiles + 1) * ITEM_WORDS
     x_peers += local * RANKS
     state += local.to(tl.int64) * state_words
-    trace = open_slice(trace, capacity, TRACE)
+    log = (open_slice(trace, capacity, TRACE), capacity)
     here = (state, enter(state), rank, workgroup)
     if workgroup == 0:
         announce(state, rank, RANKS)
@@ -104,70 +104,85 @@ def all_gather_matmul_kernel(
         role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
         while (role == MOVER) | (ticket < n_tiles):
             if role == MOVER:
-                claimed, clocked, done = _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN)  # fmt: skip
+                claimed, clocked, done = _move(
+                    here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
+                    log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN,
+                )  # fmt: skip
             else:
-                claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                       trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                claimed, clocked, done = _build(
+                    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                    log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                )  # fmt: skip
             role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
     else:
         if workgroup < crew:
             ticket = claim(state, MOVER)
             while ticket < n_moves:
                 following = claim(state, MOVER)
-                claimed, clocked, done = _move(here, moves, ticket, width, local, x, x_peers, gathered, m, k, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN)  # fmt: skip
+                claimed, clocked, done = _move(
+                    here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
+                    log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN,
+                )  # fmt: skip
                 ticket = following
         if SWITCH or workgroup >= crew:
             ticket = claim(state, BUILDER)
+            # where nothing is waited for: one tile's stores overlap the next one's loads. The rest goes one by one,
+            # so that all workgroups end together.
             if FLATTEN and RANKS == 1:
                 for _ in tl.range(0, n_tiles // WORKGROUPS - 1, flatten=True):
                     following = claim(state, BUILDER)
-                    claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                           trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                    claimed, clocked, done = _build(
+                        here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                        log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                    )  # fmt: skip
                     ticket = following
             while ticket < n_tiles:
-                claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                       trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                claimed, clocked, done = _build(
+                    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+                    log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                )  # fmt: skip
                 ticket = claim(state, BUILDER)
-    close_slice(trace, done, TRACE)
+    close_slice(log, done, TRACE)
     leave(state, WORKGROUPS)
 
 
 @triton.jit
 def _move(
     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-    trace, capacity, done, claimed, clocked,
-    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
+    log, done, claimed, clocked,
+    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
-    """Mover: fetch part of a peer's row block and say that it is here."""
+    """Mover: fetch part of a peer's row block and say that it is here. Returns when and at which count it was done."""
     state, _, rank, _ = here
     item = moves + ticket.to(tl.int64) * ITEM_WORDS
     chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
-    # part columns start at multiples of 64: said so that accesses can be 16 bytes wide
+    # parts start at multiples of 64 columns: said so that accesses can be 16 bytes wide
     col, cols, arrived = tl.load(item + COL) // 64 * 64, tl.load(item + COLS), tl.load(item + SIGNAL)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS)
     started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     source = on_peer(x, x_peers, chunk, ALIGN) + (local * shard + row - chunk * shard).to(tl.int64) * k
-    copy_tile(source, gathered + (local * m + row).to(tl.int64) * k, rows, col, tl.minimum(col + width, k), k, STAGES, CM, CN)
+    target = gathered + (local * m + row).to(tl.int64) * k
+    copy_tile(source, target, rows, col, tl.minimum(col + width, k), k, STAGES, CM, CN)
     if PACED:
         pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
-    claimed, clocked = record(trace, capacity, done, MOVER, ticket, claimed, started, clocked, TRACE)
+    claimed, clocked = record(log, done, MOVER, ticket, claimed, started, clocked, TRACE)
     signal(counter_of(state, arrived, RANKS))
     return claimed, clocked, done + 1
 
 
 @triton.jit
 def _build(
-    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k, trace, capacity, done, claimed, clocked,
+    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+    log, done, claimed, clocked,
     RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     TMA: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Builder: multiply one tile, once its rows are here."""
+    """Builder: multiply one tile, once its rows are here. A ticket beyond the queue makes nothing."""
     _, _, rank, _ = here
     item = tiles + tl.minimum(ticket, n_tiles).to(tl.int64) * ITEM_WORDS
-    # in a flattened loop what comes after the product may only use what is loaded here: of `ticket` it would see the next
+    # what comes after the product uses only what is loaded here: in a flattened loop Triton gives it the next `ticket`
     index, chunk, row, rows = tl.load(item + INDEX), tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     started = claimed
@@ -184,7 +199,7 @@ def _build(
     tile = gemm_tile(a, a_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
     store_tile(y, tile, local * m + row, rows, col, n, BM, BN)
     if rows > 0:
-        claimed, clocked = record(trace, capacity, done, BUILDER, index, claimed, started, clocked, TRACE)
+        claimed, clocked = record(log, done, BUILDER, index, claimed, started, clocked, TRACE)
         done += 1
     return claimed, clocked, done
 
@@ -211,7 +226,7 @@ def all_gather_matmul(
 def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Order) -> torch.Tensor:
     ranks, shard, k = x.shape
     m, n = ranks * shard, w.shape[1]
-    plan = plan_for(world, "all_gather_matmul", m, n, k, x.dtype, policy, order)
+    plan = plan_for(world, "all_gather_matmul", m, n, k, x, w, policy, order)
     gathered = plan.tensor("gathered", (ranks, m, k))
     y = torch.empty((ranks, m, n), dtype=x.dtype, device=x.device)
     arguments = {
@@ -225,7 +240,8 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
         "tiles": plan.tables["builder"],
         "n_tiles": plan.length("builder"),
         "x_peers": world.distances(shard * k * x.element_size()),
-        "ALIGN": 16 if k * x.element_size() % 16 == 0 else x.element_size(),
+        "ALIGN": alignment(x, k),
+        "STAGES": plan.blocks.copy_stages,
         "CM": plan.blocks.copy.rows,
         "CN": plan.blocks.copy.cols,
     }

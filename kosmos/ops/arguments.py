@@ -11,6 +11,12 @@ WIDEST = (1 << 24) - 1
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+def alignment(tensor: torch.Tensor, columns: int) -> int:
+    """What every row address of a dense matrix of so many columns is a multiple of, in bytes: 16, or an element."""
+    size = tensor.element_size()
+    return 16 if tensor.data_ptr() % 16 == 0 and columns * size % 16 == 0 else size
+
+
 def check_operands(x: torch.Tensor, w: torch.Tensor, world: World, x_is: str, w_is: str) -> None:
     """Check x against `x_is` and w against `w_is` ("[ranks, ...]" as an error would show it) for a virtual world.
 

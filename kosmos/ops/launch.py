@@ -11,6 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kosmos import __version__, emulator
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 from kosmos.lang.sync import new_state
+from kosmos.ops.arguments import alignment
 from kosmos.schedule import QUEUES, Policy, Tile, check
 from kosmos.schedule.queues import FIELDS, Order, order_name
 from kosmos.trace import Trace, records
@@ -23,8 +24,8 @@ TRACE_BYTES = 1 << 30
 class Blocks(NamedTuple):
     """The block sizes of a kernel: output tile, step along K, copy and reduction blocks; and how it is compiled.
 
-    tma: whether tiles are read through tensor descriptors. flatten: whether a builder's loop over tiles and the loop
-    over K become one, so that a tile's stores overlap the next one's loads.
+    copy_stages, reduce_stages: how many copy and reduction blocks are on their way at once. tma: whether tiles are read
+    through tensor descriptors. flatten: whether a builder's loop over tiles and the loop over K become one.
     """
 
     tile: Tile
@@ -33,25 +34,31 @@ class Blocks(NamedTuple):
     reduce: Tile
     num_warps: int
     num_stages: int
-    carry_stages: int = 1
+    copy_stages: int = 1
+    reduce_stages: int = 1
     tma: bool = False
     flatten: bool = False
 
 
-def blocks_for(backend: str, itemsize: int, descriptors: bool) -> Blocks:
-    """Block sizes for a back end ("cuda", "hip" or "emulator") and an element size in bytes.
+def blocks_for(backend: str, itemsize: int, ranks: int, capability: int, aligned: bool) -> Blocks:
+    """Block sizes for a back end ("cuda", "hip" or "emulator"), an element size in bytes and a number of ranks.
 
-    descriptors: the device has a tensor memory accelerator and the operands' rows are multiples of 16 bytes.
+    capability: of a CUDA device, 90 for 9.0. aligned: the operands' rows start at multiples of 16 bytes. The choices
+    were measured on an H200: docs/performance.md.
     """
     if backend == "emulator":
         return Blocks(Tile(64, 64), 64, Tile(64, 64), Tile(64, 64), 4, 1)
     if itemsize == 4:
         return Blocks(Tile(64, 64), 32, Tile(32, 64), Tile(16, 64), 4, 2)
     if backend == "hip":
-        return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 2)
-    if descriptors:
-        return Blocks(Tile(128, 256), 64, Tile(16, 512), Tile(16, 256), 8, 3, carry_stages=3, tma=True, flatten=True)
-    return Blocks(Tile(128, 128), 64, Tile(16, 512), Tile(16, 128), 8, 3)
+        return Blocks(Tile(128, 128), 64, Tile(32, 512), Tile(16, 128), 8, 2)
+    if not aligned or capability < 90:
+        return Blocks(Tile(128, 128), 64, Tile(32, 512), Tile(16, 128), 8, 3)
+    # one reduction block holds a part of every rank; three of them have to fit the shared memory
+    rows, stages = (32, 3) if ranks <= 4 else (16, 3) if ranks <= 8 else (16, 1)
+    # before Triton 3.7 a flattened loop does not compile for Blackwell
+    flatten = capability < 100
+    return Blocks(Tile(128, 256), 64, Tile(32, 512), Tile(rows, 256), 8, 4, 4, stages, tma=True, flatten=flatten)
 
 
 class Plan:
@@ -60,16 +67,19 @@ class Plan:
     tables: for each role its queue on the device, int32 [ranks, items + 1, len(FIELDS)]. state: int32 [ranks, words].
     """
 
-    def __init__(self, world: World, op: str, m: int, n: int, k: int, dtype: torch.dtype, policy, order: Order) -> None:
+    def __init__(
+        self, world: World, op: str, m: int, n: int, k: int, dtype: torch.dtype, aligned: bool, policy, order: Order
+    ) -> None:
         self.world, self.op, self.dtype, self.order = world, op, dtype, order
         self.shape = {"m": m, "n": n, "k": k}
         backend = "emulator" if world.emulated else "hip" if torch.version.hip else "cuda"
-        descriptors = backend == "cuda" and torch.cuda.get_device_capability(world.device) >= (9, 0)
-        self.blocks = blocks_for(backend, dtype.itemsize, descriptors and k * dtype.itemsize % 16 == 0)
+        major, minor = torch.cuda.get_device_capability(world.device) if backend == "cuda" else (0, 0)
+        capability = 10 * major + minor
+        self.blocks = blocks_for(backend, dtype.itemsize, world.ranks, capability, aligned)
         self.queues = QUEUES[op](
             m=m, n=n, k=k, ranks=world.ranks, tile=self.blocks.tile, itemsize=dtype.itemsize, order=order
         )
-        policy = Policy.default(self.queues, world.workgroups) if policy is None else Policy.parse(policy)
+        policy = policy or Policy.default(self.queues, world.workgroups)
         cost_ns = world.machine.cost_ns(op, self.queues.items, k, dtype.itemsize, world.ranks)
         self.asked, self.policy = policy, policy.plan(self.queues, world.workgroups, cost_ns)
         check(self.queues, self.policy, world.workgroups)
@@ -126,15 +136,18 @@ class Plan:
         return self.buffer
 
 
-def plan_for(world: World, op: str, m: int, n: int, k: int, dtype: torch.dtype, policy, order: Order) -> Plan:
+def plan_for(
+    world: World, op: str, m: int, n: int, k: int, x: torch.Tensor, w: torch.Tensor, policy, order: Order
+) -> Plan:
     """The plan of this world for these arguments, made at the first call."""
     world.raise_fault()
     if not isinstance(order, str) and not callable(order):
         raise KosmosArgumentError(f"order={order!r} must be a name or a function")
+    aligned = alignment(x, k) == alignment(w, k) == 16
+    policy = None if policy is None else Policy.parse(policy)
     # a function may not be hashable; the plan keeps it alive, so that its id stays its own
-    rule = order if isinstance(order, str) else id(order)
-    key = (op, m, n, k, dtype, policy if policy is None else Policy.parse(policy), rule)
-    return world.plan(key, lambda: Plan(world, op, m, n, k, dtype, policy, order))
+    key = (op, m, n, k, x.dtype, aligned, policy, order if isinstance(order, str) else id(order))
+    return world.plan(key, lambda: Plan(world, op, m, n, k, x.dtype, aligned, policy, order))
 
 
 def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch.Tensor, ...]) -> None:
@@ -167,7 +180,6 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "BN": plan.blocks.tile.cols,
         "BK": plan.blocks.step,
         "TMA": plan.blocks.tma,
-        "STAGES": plan.blocks.carry_stages,
         "FLATTEN": plan.blocks.flatten,
         "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
     }

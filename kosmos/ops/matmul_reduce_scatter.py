@@ -35,7 +35,7 @@ from kosmos.lang import (
 )
 from kosmos.lang.items import COLS, COLUMN, INDEX, ITEM_WORDS, ROW, ROWS, SIGNAL, SIGNAL_RANK, WAIT, WAIT_COUNT
 from kosmos.lang.sync import counter_on
-from kosmos.ops.arguments import check_operands
+from kosmos.ops.arguments import alignment, check_operands
 from kosmos.ops.launch import launch, plan_for
 from kosmos.schedule import Policy
 from kosmos.schedule.queues import Order
@@ -88,7 +88,7 @@ def matmul_reduce_scatter_kernel(
     sums += local.to(tl.int64) * (n_sums + 1) * ITEM_WORDS
     part_peers += local * RANKS
     state += local.to(tl.int64) * state_words
-    trace = open_slice(trace, capacity, TRACE)
+    log = (open_slice(trace, capacity, TRACE), capacity)
     here = (state, enter(state), rank, workgroup)
 
     done = tl.full((), 0, tl.int32)
@@ -97,53 +97,65 @@ def matmul_reduce_scatter_kernel(
         role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
         while (role == BUILDER) | (ticket < n_sums):
             if role == BUILDER:
-                claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                       trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                claimed, clocked, done = _build(
+                    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                    log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                )  # fmt: skip
             else:
-                claimed, clocked, done = _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, RM, RN)  # fmt: skip
+                claimed, clocked, done = _reduce(
+                    here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
+                    log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, RM, RN,
+                )  # fmt: skip
             role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
     else:
         if workgroup >= crew:
             ticket = claim(state, BUILDER)
-            # flattened, one tile's stores overlap the next one's loads; the rest goes one by one, to end together
+            # builders wait for nobody: one tile's stores overlap the next one's loads. The rest goes one by one,
+            # so that all workgroups end together.
             if FLATTEN:
                 for _ in tl.range(0, n_tiles // (WORKGROUPS - crew) - 1, flatten=True):
                     following = claim(state, BUILDER)
-                    claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                           trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                    claimed, clocked, done = _build(
+                        here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                        log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                    )  # fmt: skip
                     ticket = following
             while ticket < n_tiles:
-                claimed, clocked, done = _build(here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                       trace, capacity, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K)  # fmt: skip
+                claimed, clocked, done = _build(
+                    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+                    log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                )  # fmt: skip
                 ticket = claim(state, BUILDER)
         if SWITCH or workgroup < crew:
             ticket = claim(state, REDUCER)
             while ticket < n_sums:
-                claimed, clocked, done = _reduce(here, sums, ticket, local, part, part_peers, y, m, n, links,
-                    ticks_per_byte, trace, capacity, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, RM, RN)  # fmt: skip
+                claimed, clocked, done = _reduce(
+                    here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
+                    log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, RM, RN,
+                )  # fmt: skip
                 ticket = claim(state, REDUCER)
-    close_slice(trace, done, TRACE)
+    close_slice(log, done, TRACE)
     leave(state, WORKGROUPS)
 
 
 @triton.jit
 def _build(
-    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k, trace, capacity, done, claimed, clocked,
+    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+    log, done, claimed, clocked,
     RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     TMA: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Builder: multiply one tile and tell the rank that will add it up."""
+    """Builder: multiply one tile and tell the rank that will add it up. A ticket beyond the queue makes nothing."""
     state, _, _, _ = here
     item = tiles + tl.minimum(ticket, n_tiles).to(tl.int64) * ITEM_WORDS
-    # in a flattened loop what comes after the product may only use what is loaded here: of `ticket` it would see the next
+    # what comes after the product uses only what is loaded here: in a flattened loop Triton gives it the next `ticket`
     index, row, rows = tl.load(item + INDEX), tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     adder, made = tl.load(item + SIGNAL_RANK), tl.load(item + SIGNAL)
     tile = gemm_tile(x_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
     store_tile(part, tile, local * m + row, rows, col, n, BM, BN)
-    if made >= 0:
-        claimed, clocked = record(trace, capacity, done, BUILDER, index, claimed, claimed, clocked, TRACE)
+    if rows > 0:
+        claimed, clocked = record(log, done, BUILDER, index, claimed, claimed, clocked, TRACE)
         done += 1
         signal(counter_on(state, adder, made, RANKS))
     return claimed, clocked, done
@@ -151,8 +163,10 @@ def _build(
 
 @triton.jit
 def _reduce(
-    here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte, trace, capacity, done, claimed, clocked,
-    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr,
+    here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
+    log, done, claimed, clocked,
+    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    RM: tl.constexpr, RN: tl.constexpr,
 ):  # fmt: skip
     """Reducer: add up all ranks' parts of one tile of this rank's rows, once they are made."""
     _, _, rank, _ = here
@@ -163,15 +177,14 @@ def _reduce(
     started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     mine = part + (local * m + row).to(tl.int64) * n
-    reduce_tile(
-        mine, part_peers, y + (local * shard + row - rank * shard).to(tl.int64) * n, rows, col, n, RANKS, ALIGN, STAGES, RM, RN
-    )
+    out = y + (local * shard + row - rank * shard).to(tl.int64) * n
+    reduce_tile(mine, part_peers, out, rows, col, n, RANKS, ALIGN, STAGES, RM, RN)
     if PACED:
         size = rows * cols * (part.dtype.element_ty.primitive_bitwidth // 8)
         for peer in range(RANKS):
             if peer != rank:
                 pace(links, peer * RANKS + rank, size, ticks_per_byte)
-    claimed, clocked = record(trace, capacity, done, REDUCER, ticket, claimed, started, clocked, TRACE)
+    claimed, clocked = record(log, done, REDUCER, ticket, claimed, started, clocked, TRACE)
     return claimed, clocked, done + 1
 
 
@@ -200,7 +213,7 @@ def matmul_reduce_scatter(
 def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Order) -> torch.Tensor:
     ranks, m, k = x.shape
     n = w.shape[1]
-    plan = plan_for(world, "matmul_reduce_scatter", m, n, k, x.dtype, policy, order)
+    plan = plan_for(world, "matmul_reduce_scatter", m, n, k, x, w, policy, order)
     part = plan.tensor("part", (ranks, m, n))
     y = torch.empty((ranks, m // ranks, n), dtype=x.dtype, device=x.device)
     arguments = {
@@ -212,7 +225,8 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
         "sums": plan.tables["reducer"],
         "n_sums": plan.length("reducer"),
         "part_peers": world.distances(m * n * part.element_size()),
-        "ALIGN": 16 if n * x.element_size() % 16 == 0 else x.element_size(),
+        "ALIGN": alignment(part, n),
+        "STAGES": plan.blocks.reduce_stages,
         "RM": plan.blocks.reduce.rows,
         "RN": plan.blocks.reduce.cols,
     }

@@ -67,9 +67,10 @@ class Policy:
 
     @staticmethod
     def default(queues: Queues, workgroups: int) -> "Policy":
-        """One-way, starting with an eighth of the workgroups, and with a builder where reducers cannot be alone."""
-        crew = max(1, workgroups // 8)
-        return Policy.one_way(min(crew, workgroups - 1) if queues.crew == queues.consumer else crew)
+        """One-way. Movers, whom builders wait for, start as an eighth of the workgroups; reducers as a sixteenth."""
+        if queues.crew == queues.producer:
+            return Policy.one_way(max(1, workgroups // 8))
+        return Policy.one_way(min(max(1, workgroups // 16), workgroups - 1))
 
     @property
     def switches(self) -> bool:

@@ -1,6 +1,6 @@
 """Queues as tables: the ordered work of every role on every rank, as data that kernels and models read alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,8 @@ FIELDS = "item rank chunk band column row rows col cols wait wait_count signal_r
 ITEM = np.dtype([(field, np.int32) for field in FIELDS])
 """One row of a queue, all int32; on the device a row is these fields as consecutive int32 words.
 
-item: its place in the queue. rank: whose queue. chunk: the rank that the rows belong to (all-gather: whose shard; reduce-scatter: whose output).
+item: its place in the queue. rank: whose queue. chunk: the rank that the rows belong to (all-gather: whose shard;
+reduce-scatter: whose output).
 band: row block inside the chunk. column: column block. row, rows, col, cols: the tile in elements of the full matrix.
 wait, wait_count: the counter of this rank that must be complete before the work starts, and how many signals
 complete it (wait = -1: nothing). A counter is waited for as a whole: wait_count is all that it gets in one launch.
@@ -67,7 +68,7 @@ def tile_table(rank: int, ranks: int, chunk_rows: int, cols: int, tile: Tile) ->
     return table.view(np.recarray)
 
 
-def ordered(table: np.recarray, order: Order, named: dict[str, Callable[[np.recarray], np.ndarray]]) -> np.recarray:
+def ordered(table: np.recarray, order: Order, named: Mapping[str, Callable[[np.recarray], np.ndarray]]) -> np.recarray:
     """`table` in the given order: one of the `named` ones, "random:SEED", or a function that returns a permutation.
 
     Raises KosmosArgumentError for an unknown name and for a result that is no permutation.
@@ -93,10 +94,10 @@ def ordered(table: np.recarray, order: Order, named: dict[str, Callable[[np.reca
     return numbered(table[permutation])
 
 
-def numbered(table: np.recarray) -> np.recarray:
+def numbered(table: np.ndarray) -> np.recarray:
     """The table with its rows' own places written in."""
     table["item"] = np.arange(len(table))
-    return table
+    return table.view(np.recarray)
 
 
 def order_name(order: Order) -> str:
