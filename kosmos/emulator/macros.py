@@ -36,7 +36,7 @@ def store_tile(clock, run, y, tile, row, rows, col, pitch, BM, BN):
     clock.moved(_address(y) + offset, rows * cols * itemsize)
 
 
-def copy_tile(clock, run, source, target, rows, col, end, pitch, STAGES, CM, CN):
+def copy_tile(clock, run, source, target, rows, col, end, pitch, CM, CN, STAGES=1):
     rows, col, end, pitch = int(rows), int(col), int(end), int(pitch)
     offset = col * numpy_dtype(source.dtype.element_ty).itemsize
     values = _view(source, rows, end - col, pitch, offset)
@@ -45,7 +45,7 @@ def copy_tile(clock, run, source, target, rows, col, end, pitch, STAGES, CM, CN)
         clock.moved(_address(pointer) + offset, rows * (end - col) * values.itemsize)
 
 
-def reduce_tile(clock, run, part, peers, y, rows, col, pitch, RANKS, ALIGN, STAGES, RM, RN):
+def reduce_tile(clock, run, part, peers, y, rows, col, pitch, RANKS, RM, RN, ALIGN=1, STAGES=1):
     rows, col, pitch = int(rows), int(col), int(pitch)
     cols = min(RN, pitch - col)
     dtype = part.dtype.element_ty

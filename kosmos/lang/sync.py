@@ -51,7 +51,7 @@ def new_state(ranks: int, counters: int, limit_ticks: int, fault_addresses: list
 
 
 @triton.jit
-def on_peer(pointer, peers, peer, ALIGN: tl.constexpr):
+def on_peer(pointer, peers, peer, ALIGN: tl.constexpr = 1):
     """The same place in another rank's symmetric memory. peers: int64 [ranks], distances in bytes from this rank's.
 
     ALIGN: what the result is a multiple of, in bytes; unsaid, wide accesses become narrow ones.

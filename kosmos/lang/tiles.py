@@ -73,7 +73,7 @@ def _store(y, tile, rows, col, pitch, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def copy_tile(source, target, rows, col, end, pitch, STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr):
+def copy_tile(source, target, rows, col, end, pitch, CM: tl.constexpr, CN: tl.constexpr, STAGES: tl.constexpr = 1):
     """Copy columns col..end of `rows` rows between two matrices of `pitch` columns, [CM, CN] at a time.
 
     STAGES: how many of these are on their way at once.
@@ -95,10 +95,10 @@ def reduce_tile(
     col,
     pitch,
     RANKS: tl.constexpr,
-    ALIGN: tl.constexpr,
-    STAGES: tl.constexpr,
     RM: tl.constexpr,
     RN: tl.constexpr,
+    ALIGN: tl.constexpr = 1,
+    STAGES: tl.constexpr = 1,
 ):
     """RN columns from `col` of y = the sum of every rank's `part`, added in fp32 in rank order: always the same bits.
 

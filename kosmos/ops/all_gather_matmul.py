@@ -164,7 +164,7 @@ def _move(
     shard = m // RANKS
     source = on_peer(x, x_peers, chunk, ALIGN) + (local * shard + row - chunk * shard).to(tl.int64) * k
     target = gathered + (local * m + row).to(tl.int64) * k
-    copy_tile(source, target, rows, col, tl.minimum(col + width, k), k, STAGES, CM, CN)
+    copy_tile(source, target, rows, col, tl.minimum(col + width, k), k, CM, CN, STAGES)
     if PACED:
         pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
     claimed, clocked = record(log, done, MOVER, ticket, claimed, started, clocked, TRACE)

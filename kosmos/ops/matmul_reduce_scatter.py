@@ -178,7 +178,7 @@ def _reduce(
     shard = m // RANKS
     mine = part + (local * m + row).to(tl.int64) * n
     out = y + (local * shard + row - rank * shard).to(tl.int64) * n
-    reduce_tile(mine, part_peers, out, rows, col, n, RANKS, ALIGN, STAGES, RM, RN)
+    reduce_tile(mine, part_peers, out, rows, col, n, RANKS, RM, RN, ALIGN, STAGES)
     if PACED:
         size = rows * cols * (part.dtype.element_ty.primitive_bitwidth // 8)
         for peer in range(RANKS):
