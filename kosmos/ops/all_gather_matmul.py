@@ -118,12 +118,11 @@ def all_gather_matmul_kernel(
         if workgroup < crew:
             ticket = claim(state, MOVER)
             while ticket < n_moves:
-                following = claim(state, MOVER)
                 claimed, clocked, done = _move(
                     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
                     log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN,
                 )  # fmt: skip
-                ticket = following
+                ticket = claim(state, MOVER)
         if SWITCH or workgroup >= crew:
             ticket = claim(state, BUILDER)
             # where nothing is waited for: one tile's stores overlap the next one's loads. The rest goes one by one,

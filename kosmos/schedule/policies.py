@@ -67,9 +67,9 @@ class Policy:
 
     @staticmethod
     def default(queues: Queues, workgroups: int) -> "Policy":
-        """One-way. Movers, whom builders wait for, start as an eighth of the workgroups; reducers as a sixteenth."""
+        """One-way. Movers, whom builders wait for, start as a fifth of the workgroups; reducers as a sixteenth."""
         if queues.crew == queues.producer:
-            return Policy.one_way(max(1, workgroups // 8))
+            return Policy.one_way(max(1, workgroups // 5))
         return Policy.one_way(min(max(1, workgroups // 16), workgroups - 1))
 
     @property
