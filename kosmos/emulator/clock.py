@@ -19,7 +19,7 @@ from kosmos.machine import Machine
 
 NAP_NS = 40
 LOOKS_WITHOUT_A_WRITE = 100_000
-LOADS_WITHOUT_A_LOOK = 100
+STARES_FOR_FREE = 100
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Clock:
         self.parked: dict[int, list[Workgroup]] = {}
         self.writes: dict[int, int] = defaultdict(int)
         self.all_writes = 0
-        self.looks = self.loads = 0
+        self.looks = self.stares = self.stared_at = 0
 
     def run(self, workgroups: list[Workgroup], body) -> None:
         """Run `body` once for each workgroup, to the end. Raises KosmosDeadlock if some wait for ever."""
@@ -99,10 +99,11 @@ class Clock:
 
     # what the kernel does
 
-    def touched(self) -> None:
-        """A word was loaded or stored: free, unless somebody does nothing else."""
-        self.loads += 1
-        if self.loads > LOADS_WITHOUT_A_LOOK:
+    def touched(self, address: int) -> None:
+        """A word was loaded or stored: free, unless somebody stares at it."""
+        self.stares = self.stares + 1 if address == self.stared_at else 0
+        self.stared_at = address
+        if self.stares > STARES_FOR_FREE:
             self.nap()
 
     def moved(self, address: int, size: int) -> None:
@@ -204,7 +205,7 @@ class Clock:
         heapq.heappush(self.heap, (workgroup.ns, self.pushed, workgroup))
 
     def _let_earlier_run(self) -> None:
-        self.loads = 0
+        self.stares = 0
         self.looks += 1
         if self.looks > LOOKS_WITHOUT_A_WRITE:
             who = f"rank {self.current.rank}, workgroup {self.current.index}"

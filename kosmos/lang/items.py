@@ -5,7 +5,7 @@ import triton.language as tl
 from kosmos.schedule.queues import FIELDS
 
 ITEM_WORDS = tl.constexpr(len(FIELDS))
-INDEX = tl.constexpr(FIELDS.index("item"))
+INDEX = tl.constexpr(FIELDS.index("index"))
 CHUNK = tl.constexpr(FIELDS.index("chunk"))
 COLUMN = tl.constexpr(FIELDS.index("column"))
 ROW = tl.constexpr(FIELDS.index("row"))

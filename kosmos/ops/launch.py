@@ -246,6 +246,7 @@ def queue_table(plan: Plan) -> pa.Table:
     for role, table in plan.queues.items.items():
         ranks, length = table.shape
         columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]).reshape(-1) for name in FIELDS}
+        columns["item"] = columns.pop("index")
         columns["role"] = pa.array([role] * (ranks * length), pa.string())
         parts.append(pa.table(columns))
     return pa.concat_tables(parts)

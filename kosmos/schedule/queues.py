@@ -8,11 +8,11 @@ import numpy as np
 
 from kosmos.errors import KosmosArgumentError
 
-FIELDS = "item rank chunk band column row rows col cols wait wait_count signal_rank signal".split()
+FIELDS = "index rank chunk band column row rows col cols wait wait_count signal_rank signal".split()
 ITEM = np.dtype([(field, np.int32) for field in FIELDS])
 """One row of a queue, all int32; on the device a row is these fields as consecutive int32 words.
 
-item: its place in the queue. rank: whose queue. chunk: the rank that the rows belong to (all-gather: whose shard;
+index: its place in the queue. rank: whose queue. chunk: the rank that the rows belong to (all-gather: whose shard;
 reduce-scatter: whose output).
 band: row block inside the chunk. column: column block. row, rows, col, cols: the tile in elements of the full matrix.
 wait, wait_count: the counter of this rank that must be complete before the work starts, and how many signals
@@ -65,7 +65,7 @@ def tile_table(rank: int, ranks: int, chunk_rows: int, cols: int, tile: Tile) ->
     table["cols"] = np.minimum(tile.cols, cols - column * tile.cols)
     for field in ("wait", "signal", "signal_rank"):
         table[field] = -1
-    return table.view(np.recarray)
+    return numbered(table)
 
 
 def ordered(table: np.recarray, order: Order, named: Mapping[str, Callable[[np.recarray], np.ndarray]]) -> np.recarray:
@@ -96,7 +96,7 @@ def ordered(table: np.recarray, order: Order, named: Mapping[str, Callable[[np.r
 
 def numbered(table: np.ndarray) -> np.recarray:
     """The table with its rows' own places written in."""
-    table["item"] = np.arange(len(table))
+    table["index"] = np.arange(len(table))
     return table.view(np.recarray)
 
 
