@@ -227,7 +227,7 @@ def _facts(trace: Trace) -> str:
     shape = meta.get("shape")
     order = meta.get("order")
     facts = [
-        " × ".join(f"{key} {shape[key]}" for key in shape) if isinstance(shape, dict) else shape,
+        " × ".join(f"{key} {shape[key]}" for key in "mnk" if key in shape) if isinstance(shape, dict) else shape,
         meta.get("dtype"),
         meta.get("policy"),
         order and f"{order} order",

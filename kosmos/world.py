@@ -1,9 +1,9 @@
 """Worlds: the ranks of a run, their symmetric memory, and the recording of what they do."""
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -50,6 +50,7 @@ class World:
         self._plans: OrderedDict[Hashable, Any] = OrderedDict()
         self._captured: list[Any] = []
         self._distances: dict[int, torch.Tensor] = {}
+        self._scratch: WeakValueDictionary[Hashable, torch.Tensor] = WeakValueDictionary()
         self._stream: torch.cuda.Stream | None = None
 
     @classmethod
@@ -119,6 +120,14 @@ class World:
             rank = torch.arange(self.ranks)
             self._distances[stride_bytes] = ((rank - rank[:, None]) * stride_bytes).to(self.device)
         return self._distances[stride_bytes]
+
+    def scratch(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for the inside of a launch, the same for all who ask for the same: launches of a world take turns."""
+        key = (name, shape, dtype)
+        tensor = self._scratch.get(key)
+        if tensor is None:
+            tensor = self._scratch[key] = torch.empty(shape, dtype=dtype, device=self.device)
+        return tensor
 
     def plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` returns, remembered under `key`; the least recently used ones are dropped."""
@@ -198,27 +207,23 @@ class record:
         self._pending.append(finish)
 
     def __enter__(self) -> "record":
-        _recordings.stack.append(self)
+        _open.append(self)
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        _recordings.stack.remove(self)
+        _open.remove(self)
         if kind is None:
             self.traces += [finish() for finish in self._pending]
         self._pending.clear()
 
 
-class _Recordings(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[record] = []
-
-
-_recordings = _Recordings()
+# not one list a thread: torch runs the backward of a fused op in a thread of its own
+_open: list[record] = []
 
 
 def recording() -> record | None:
-    """The innermost open recording of this thread."""
-    return _recordings.stack[-1] if _recordings.stack else None
+    """The innermost open recording."""
+    return _open[-1] if _open else None
 
 
 def _whole(name: str, value: Any) -> None:

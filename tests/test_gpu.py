@@ -213,3 +213,26 @@ def test_large_matrices_need_64_bit_offsets():
     rows = torch.tensor([0, 1, 20479, 20480, 40959], device=world.device)
     expected = x.flatten(0, 1)[rows].double() @ w.double().transpose(1, 2)
     assert error(y[:, rows], expected) <= 1e-2
+
+
+@pytest.mark.parametrize("op", ORDERS)
+def test_operands_need_no_alignment(op):
+    world = kosmos.World.virtual(2)
+    x, w = operands(world, op, 512, 384, 256, torch.bfloat16)
+    expected = run(op, x, w, world)
+    shifted = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
+    assert shifted.data_ptr() % 16 and shifted.is_contiguous()
+    assert error(run(op, shifted, w, world), expected.double()) <= 1e-2
+
+
+@pytest.mark.parametrize("op", ORDERS)
+def test_gradients(op):
+    world = kosmos.World.virtual(4)
+    x, w = operands(world, op, 512, 256, 128, torch.float32)
+    x, w = x.requires_grad_(), w.requires_grad_()
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, w)]
+    getattr(kosmos, op)(x, w, world=world).square().sum().backward()
+    reference(op, *exact).square().sum().backward()
+    world.synchronize()
+    for tensor, double in zip((x, w), exact, strict=True):
+        assert error(tensor.grad, double.grad) <= 1e-4

@@ -12,15 +12,15 @@ import re
 import signal
 import subprocess
 import tempfile
-import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from kosmos.doctor.releases import releases, unsafe_releases
+from kosmos.errors import KosmosEnvironmentError
 from kosmos.schedule import QUEUES
 
 
@@ -47,13 +47,12 @@ SHAPES = ("even", "ragged")
 """Even: m, n and k divide by the blocks. Ragged: by nothing, so that no access is wide and nothing is read by TMA."""
 
 MODES = {
-    "one-way": {"TWO_WAY": False, "PACED": False, "TRACE": False},
-    "one-way traced": {"TWO_WAY": False, "PACED": False, "TRACE": True},
-    "two-way paced traced": {"TWO_WAY": True, "PACED": True, "TRACE": True},
+    "one-way": {"RANKS": 8, "TWO_WAY": False, "PACED": False, "TRACE": False},
+    "one-way traced": {"RANKS": 8, "TWO_WAY": False, "PACED": False, "TRACE": True},
+    "two-way paced traced": {"RANKS": 8, "TWO_WAY": True, "PACED": True, "TRACE": True},
+    "one rank traced": {"RANKS": 1, "TWO_WAY": False, "PACED": False, "TRACE": True},
 }
-
-RANKS, WORKGROUPS = 8, 32
-"""A node of eight, as one GPU of 256 compute units stands in for it."""
+"""What flags leave of a kernel: the least, with records, everything, and where nobody is waited for."""
 
 TENSOR_MEMORY = 512
 """Columns of the tensor memory of sm_100."""
@@ -73,16 +72,22 @@ class Variant(NamedTuple):
 
 
 def variants() -> list[Variant]:
-    """All of them."""
-    return [Variant(*choice) for choice in itertools.product(QUEUES, TARGETS, DTYPES, SHAPES, MODES)]
+    """All that differ: fp16 is bf16 with another name in the instructions, and one rank differs in its loops alone."""
+    everything = itertools.starmap(Variant, itertools.product(QUEUES, TARGETS, DTYPES, SHAPES, MODES))
+    once = {"fp16": ("even", "two-way paced traced"), "one rank traced": ("bf16", "even")}
+    return [
+        variant
+        for variant in everything
+        if all(key not in variant or {*among} <= {*variant} for key, among in once.items())
+    ]
 
 
 class Compiled(NamedTuple):
     """What came out. `problems`: a sentence each, none if all is well; the numbers are None if nothing came out.
 
-    registers: a thread's vector registers. shared_bytes: a workgroup's. spilled_bytes: a thread's memory for what found
-    no register (stack). scalars: registers that a wave keeps in lanes of vector registers, which costs no memory (ROCm).
-    releases: release atomics in the assembly.
+    registers: a thread's vector registers. shared_bytes: a workgroup's. spilled_bytes: a thread's memory (stack) for
+    what found no register. scalars: registers that a wave keeps in lanes of vector registers, which costs no memory
+    (ROCm). releases: release atomics in the assembly.
     """
 
     variant: Variant
@@ -94,21 +99,23 @@ class Compiled(NamedTuple):
     releases: int | None = None
 
 
-def compile_all(chosen: Iterable[Variant]) -> Iterator[Compiled]:
+def compile_all(chosen: list[Variant]) -> Iterator[Compiled]:
     """Compile variants, as many at a time as there are cores, with an empty cache; they come in the order given.
 
     If the compiler takes its process down, the variant that is next is blamed and those after it do not come.
     """
     with tempfile.TemporaryDirectory(prefix="kosmos-compile-") as cache:
         pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn"), _prepare, (cache,))
+        done = 0
         try:
             # Ctrl-C reaches the whole group of processes: this one alone answers
             with _uninterrupted():
-                futures = [(variant, pool.submit(measure, variant)) for variant in chosen]
-            for variant, future in futures:
+                futures = [pool.submit(measure, variant) for variant in chosen]
+            for future in futures:
                 yield future.result()
+                done += 1
         except BrokenProcessPool:
-            yield Compiled(variant, ("the compiler crashed on this variant or one of the next",))
+            yield Compiled(chosen[done], ("the compiler crashed on this variant or one of the next",))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -128,6 +135,15 @@ def _prepare(cache: str) -> None:
     warnings.simplefilter("ignore")
 
 
+def triton_version() -> str:
+    """Raises KosmosEnvironmentError where there is none."""
+    try:
+        import triton
+    except ImportError as error:
+        raise KosmosEnvironmentError(f"kernels are compiled with Triton, which is not usable here: {error}") from None
+    return triton.__version__
+
+
 def measure(variant: Variant) -> Compiled:
     """Compile one variant and look at it."""
     try:
@@ -139,7 +155,8 @@ def measure(variant: Variant) -> Compiled:
     numbers = _amd_resources(kernel) if target.backend == "hip" else _nvidia_resources(kernel)
     shared_bytes = kernel.metadata.shared
     problems = []
-    if numbers["spilled_bytes"] or numbers.pop("spilled_registers", 0):
+    spilled_registers = numbers.pop("spilled_registers", 0)
+    if spilled_registers or numbers["spilled_bytes"]:
         problems.append(f"spills registers to memory, {numbers['spilled_bytes']} bytes a thread")
     if shared_bytes > target.shared_bytes:
         problems.append(f"needs {shared_bytes:,} bytes of shared memory; {variant.target} has {target.shared_bytes:,}")
@@ -150,7 +167,9 @@ def measure(variant: Variant) -> Compiled:
     found, asked = releases(assembly, target.backend), asked_releases(kernel)
     if found < max(asked, 1):
         problems.append(f"{asked} release atomics were asked for, {found} are recognized in the assembly")
-    problems += (f"signals too early: {sentence}" for sentence in unsafe_releases(assembly, target.backend))
+    unsafe = unsafe_releases(assembly, target.backend)
+    if unsafe:
+        problems.append(f"{len(unsafe)} of {found} releases can be seen before what they announce, e.g. {unsafe[0]}")
     return Compiled(variant, tuple(problems), shared_bytes=shared_bytes, releases=found, **numbers)
 
 
@@ -161,10 +180,10 @@ def compile_variant(variant: Variant) -> Any:
     kernel = getattr(importlib.import_module(f"kosmos.ops.{variant.op}"), f"{variant.op}_kernel")
     target = TARGETS[variant.target]
     even = variant.shape == "even"
-    blocks = blocks_for(target.backend, DTYPES[variant.dtype], even and target.backend == "cuda")
+    capability = target.arch if target.backend == "cuda" else 0
+    blocks = blocks_for(target.backend, DTYPES[variant.dtype], MODES[variant.mode]["RANKS"], capability, even)
     constants = {
-        "RANKS": RANKS,
-        "WORKGROUPS": WORKGROUPS,
+        "WORKGROUPS": 32,
         "SWITCH": True,
         **MODES[variant.mode],
         "BM": blocks.tile.rows,
@@ -174,10 +193,13 @@ def compile_variant(variant: Variant) -> Any:
         "CN": blocks.copy.cols,
         "RM": blocks.reduce.rows,
         "RN": blocks.reduce.cols,
+        "ALIGN": 16 if even else DTYPES[variant.dtype],
+        "STAGES": blocks.copy_stages if variant.op == "all_gather_matmul" else blocks.reduce_stages,
         "TMA": blocks.tma,
+        "FLATTEN": blocks.flatten,
         "EVEN_K": even,
     }
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    constants = {argument.name: constants[argument.name] for argument in kernel.params if argument.is_constexpr}
     types = {name: argument_type(name, variant.dtype, blocks) for name in kernel.arg_names if name not in constants}
     aligned = {"state_words", "first_rank", *("mnk" if even else "")}
     options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages, "launch_cooperative_grid": True}

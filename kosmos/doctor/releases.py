@@ -54,7 +54,7 @@ def releases(assembly: str, backend: str) -> int:
 
 
 def unsafe_releases(assembly: str, backend: str) -> list[str]:
-    """A sentence for every release atomic that some path reaches before all stores are there; empty if there is none."""
+    """A sentence for every release atomic that some path reaches before all stores are there."""
     program = _read(assembly, backend)
     lines = assembly.splitlines()
     found = []

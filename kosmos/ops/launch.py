@@ -112,9 +112,9 @@ class Plan:
         }
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Scratch memory of the op's dtype that is kept between calls."""
+        """Scratch memory of the op's dtype that is kept between calls; plans of one world share it."""
         if name not in self.scratch:
-            self.scratch[name] = torch.empty(shape, dtype=self.dtype, device=self.world.device)
+            self.scratch[name] = self.world.scratch(name, shape, self.dtype)
         return self.scratch[name]
 
     def length(self, role: str) -> int:

@@ -1,0 +1,249 @@
+"""The command `kosmos`: doctor, record, show.
+
+Exit code 0 if all went well; 1 if what was examined is not well; 2 for wrong input, with one line on stderr that says
+what is wrong. Heavy packages are imported by the command that needs them.
+"""
+
+import argparse
+import io
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kosmos import __version__
+from kosmos.errors import KosmosEnvironmentError, KosmosError, KosmosShapeError, KosmosTraceError
+
+if TYPE_CHECKING:
+    from kosmos.trace import Trace
+
+OPS = ("all_gather_matmul", "matmul_reduce_scatter")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+EMULATED_SIZE, GPU_SIZE = 512, 8192
+"""m, n and k where none are given: a second's work in the emulator, some milliseconds' on a GPU."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # one line, without the usage
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments, by default those of the process; the exit code."""
+    try:
+        given = _parser().parse_args(arguments)
+        code = given.run(given)
+        sys.stdout.flush()
+        return code
+    except KosmosError as error:
+        print(f"kosmos: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # whoever read the output has enough; nothing more is to be written to it when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="kosmos",
+        description="Self-scheduling persistent GPU kernels that can be watched.",
+        epilog="example: kosmos record all_gather_matmul -o first.parquet && kosmos show first.parquet --png first.png",
+    )
+    parser.add_argument("--version", action="version", version=f"kosmos {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="what can run here, and what to do about what cannot",
+        description="Tells what is installed and runs a self-test of every place where kernels can run; exits with 0 "
+        "if they run in one of them, else with 1.",
+        epilog="example: kosmos doctor --compile",
+    )
+    doctor.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile every kernel for gfx950, gfx942, sm_90 and sm_100 instead, GPU or not (a minute on two cores), "
+        "and look for spills and for signals that come before their data; exits with 1 if there are any",
+    )
+    doctor.set_defaults(run=_doctor)
+
+    record = commands.add_parser(
+        "record",
+        help="run a fused op and save its trace",
+        description="Runs a fused op on random numbers, on a GPU if there is one, else in the emulator, and saves the "
+        "trace. m, n, k are the GEMM that each rank runs: after the gather, or before the scatter.",
+        epilog="example: kosmos record matmul_reduce_scatter --ranks 4 --policy one_way:2 --order row -o row.parquet",
+    )
+    record.add_argument("op", metavar="OP", choices=OPS, help=" or ".join(OPS))
+    record.add_argument("-o", "--output", metavar="FILE", required=True, help="where the trace goes (Parquet)")
+    for size in "mnk":
+        default = f"default: {EMULATED_SIZE} in the emulator, {GPU_SIZE} on a GPU"
+        record.add_argument(f"--{size}", type=_count, help=default)
+    record.add_argument("--ranks", type=_count, default=4, help="default: 4")
+    record.add_argument("--workgroups", type=_count, help="of a rank; default: its share of the units")
+    record.add_argument("--dtype", choices=DTYPES, default="bf16", help="bf16 (default), fp16 or fp32")
+    record.add_argument("--policy", help="fixed:CREW, planned, one_way:CREW or two_way:CREW; default: one_way")
+    record.add_argument("--order", help="local_first or rank (all-gather), band or row (reduce-scatter), random:SEED")
+    record.add_argument("--device", help="cpu (the emulator) or cuda[:N]; default: a GPU if there is one")
+    record.add_argument("--machine", help="whose times the emulator shows: laptop (default), MI350X, ...")
+    record.add_argument("--link-gbps", type=float, metavar="GBPS", help="the rate of the links between ranks, in GB/s")
+    record.add_argument("--seed", type=_seed, default=0, help="of the random numbers; default: 0")
+    record.add_argument("--check", action="store_true", help="compare with float64; exits with 1 if it is off")
+    record.set_defaults(run=_record)
+
+    show = commands.add_parser(
+        "show",
+        help="what a trace says, as text or as a picture",
+        description="Prints what was run, how the time was spent, and what is wrong with the trace if anything is.",
+        epilog="example: kosmos show row.parquet --png row.png",
+    )
+    show.add_argument("trace", metavar="FILE", help="a trace that was saved")
+    picture = show.add_mutually_exclusive_group()
+    picture.add_argument("--png", metavar="OUT", help="draw it, as a PNG")
+    picture.add_argument("--svg", metavar="OUT", help="draw it, as an SVG")
+    show.set_defaults(run=_show)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
+    return int(text)
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from kosmos import doctor
+
+    return 0 if (doctor.examine_kernels if given.compile else doctor.examine)() else 1
+
+
+def _record(given: argparse.Namespace) -> int:
+    _writable(given.output)
+    import kosmos
+
+    op = getattr(kosmos, given.op)
+    import torch
+
+    from kosmos.doctor.reference import TOLERANCE, operands, relative_error
+
+    world = kosmos.World.virtual(given.ranks, given.workgroups, given.device, given.machine, given.link_gbps)
+    size = EMULATED_SIZE if world.emulated else GPU_SIZE
+    m, n, k = (size if asked is None else asked for asked in (given.m, given.n, given.k))
+    if m % world.ranks:
+        raise KosmosShapeError(f"m={m} must divide by ranks={world.ranks}")
+    options: dict[str, Any] = {"world": world, "policy": given.policy}
+    if given.order is not None:
+        options["order"] = given.order
+    dtype = getattr(torch, DTYPES[given.dtype])
+    try:
+        x, w = operands(world, given.op, m, n, k, dtype, given.seed)
+        if not world.emulated:
+            # compile, and wake the GPU up
+            op(x, w, **options)
+            world.synchronize()
+        with kosmos.record() as run:
+            y = op(x, w, **options)
+        trace = run.trace
+        error = relative_error(given.op, x, w, y) if given.check else 0.0
+    except (RuntimeError, MemoryError) as failure:
+        # on the CPU, torch says it in a sentence only
+        full = isinstance(failure, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(failure)
+        if not full:
+            raise
+        raise KosmosEnvironmentError(f"m={m}, n={n}, k={k} on {world.ranks} ranks do not fit the memory") from None
+    if not error <= TOLERANCE[dtype]:
+        print(f"kosmos: the result is off by {error:.1e}, {TOLERANCE[dtype]:g} is allowed; not saved", file=sys.stderr)
+        return 1
+    trace.save(given.output)
+    _tell(trace)
+    if given.check:
+        print(f"checked    relative error {error:.1e}, {TOLERANCE[dtype]:g} is allowed")
+    print(f"saved      {given.output}, {os.path.getsize(given.output):,} bytes")
+    return 0
+
+
+def _show(given: argparse.Namespace) -> int:
+    from kosmos.trace import Trace
+
+    trace = Trace.load(given.trace)
+    output = given.png or given.svg
+    if output:
+        _writable(output)
+        picture = io.BytesIO()
+        trace.plot().savefig(picture, format="png" if given.png else "svg", dpi=200)
+        _write_whole(output, picture.getvalue())
+    _tell(trace)
+    if output:
+        print(f"drawn      {output}")
+    return 0
+
+
+def _tell(trace: "Trace") -> None:
+    """Print what was run, how its time was spent, and what is wrong with the trace."""
+    meta = trace.meta
+    shape = meta.get("shape") or {}
+    facts = {
+        "op": meta.get("op"),
+        "shape": ", ".join(f"{name}={shape[name]}" for name in "mnk" if name in shape) or None,
+        "dtype": meta.get("dtype"),
+        "ranks": f"{trace.ranks} of {trace.workgroups} workgroups",
+        "policy": meta.get("policy"),
+        "order": meta.get("order"),
+        "machine": meta.get("machine"),
+        "place": meta.get("place"),
+        "links": meta.get("link_gbps") and f"{meta['link_gbps']} GB/s",
+    }
+    for name, fact in facts.items():
+        if fact is not None:
+            print(f"{name:9}  {fact}")
+    print()
+    print(trace.summary())
+    print()
+    problems = trace.problems()
+    print("problems   none" if not problems else "problems")
+    for problem in problems:
+        print(f"  {problem}")
+
+
+def _writable(path: str) -> None:
+    """Refuse a file that cannot be written before the work is done."""
+    folder = os.path.dirname(path) or "."
+    why = (
+        "it is a folder"
+        if os.path.isdir(path)
+        else f"there is no folder {folder}"
+        if not os.path.isdir(folder)
+        else f"{folder} is not writable"
+        if not os.access(folder, os.W_OK)
+        else ""
+    )
+    if why:
+        raise KosmosTraceError(f"{path}: cannot be written, {why}")
+
+
+def _write_whole(path: str, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
+    try:
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise KosmosTraceError(f"{path}: cannot be written ({error.strerror or error})") from None
