@@ -1,5 +1,6 @@
 """Worlds: the ranks of a run, their symmetric memory, and the recording of what they do."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -207,6 +208,7 @@ class record:
         self._pending.append(finish)
 
     def __enter__(self) -> "record":
+        self._thread = threading.current_thread()
         _open.append(self)
         return self
 
@@ -217,13 +219,18 @@ class record:
         self._pending.clear()
 
 
-# not one list a thread: torch runs the backward of a fused op in a thread of its own
 _open: list[record] = []
 
 
 def recording() -> record | None:
-    """The innermost open recording."""
-    return _open[-1] if _open else None
+    """The innermost open recording of this thread.
+
+    Threads that Python did not start, such as the one in which torch runs a GPU's backward, have no blocks of their own
+    and count to the block that was opened last.
+    """
+    thread = threading.current_thread()
+    foreign = isinstance(thread, threading._DummyThread)
+    return next((block for block in reversed(_open) if foreign or block._thread is thread), None)
 
 
 def _whole(name: str, value: Any) -> None:
