@@ -197,12 +197,20 @@ def test_interrupted_inside_a_workgroup(run, tmp_path, monkeypatch):
     assert run("record", "all_gather_matmul", "-o", tmp_path / "x", *SMALL, "--check")[0] == 0
 
 
-def test_record_without_torch(tmp_path):
-    code = "import sys; sys.modules['torch'] = None; from kosmos.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "record", "all_gather_matmul", "-o", str(tmp_path / "x")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    "absent, arguments, says",
+    [
+        ("torch", ["record", "all_gather_matmul", "-o", "x"], "needs torch, which is not installed here"),
+        ("triton", ["doctor", "--compile"], "kernels are compiled with Triton, which is not usable here"),
+    ],
+)
+def test_without_what_it_needs(tmp_path, absent, arguments, says):
+    code = f"import sys; sys.modules[{absent!r}] = None; from kosmos.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert "needs torch, which is not installed here" in done.stderr
+    assert says in done.stderr and os.listdir(tmp_path) == []
 
 
 # show

@@ -231,11 +231,11 @@ def test_releases_that_are_not_recognized_are_missed(monkeypatch):
     assert any("release atomics were asked for, 0 are recognized" in problem for problem in result.problems)
 
 
-@pytest.mark.parametrize("name", ["gfx942", "sm_90"])
-def test_spills_and_too_much_shared_memory_are_caught(name, monkeypatch):
+@pytest.mark.parametrize("name, tile", [("gfx942", Tile(128, 128)), ("sm_90", Tile(128, 64))])
+def test_spills_and_too_much_shared_memory_are_caught(name, tile, monkeypatch):
     from kosmos.ops import launch
 
-    small = launch.blocks_for("hip", 4, 8, 0, True)._replace(tile=Tile(128, 64), num_warps=1)
+    small = launch.blocks_for("hip", 4, 8, 0, True)._replace(tile=tile, num_warps=1)
     monkeypatch.setattr(launch, "blocks_for", lambda *_: small)
     monkeypatch.setitem(TARGETS, name, TARGETS[name]._replace(shared_bytes=1000))
     result = compiled.measure(Variant("matmul_reduce_scatter", name, "bf16", "even", "one-way"))
@@ -247,7 +247,13 @@ def test_spills_and_too_much_shared_memory_are_caught(name, monkeypatch):
 def test_what_does_not_compile_is_a_problem(monkeypatch):
     monkeypatch.setitem(compiled.MODES, "one-way", {"RANKS": 8})
     result = compiled.measure(Variant("matmul_reduce_scatter", "sm_90", "bf16", "even", "one-way"))
-    assert result.problems[0].startswith("does not compile: ") and result.registers is None
+    assert result.problems[0].startswith("cannot be compiled: KeyError") and result.registers is None
+
+
+def test_what_cannot_be_read_is_a_problem(monkeypatch):
+    monkeypatch.setattr(compiled, "unsafe_releases", lambda *_: {}["label"])
+    result = compiled.measure(Variant("matmul_reduce_scatter", "gfx942", "bf16", "even", "one-way"))
+    assert result.problems == ("cannot be examined: KeyError: 'label'",)
 
 
 # the command

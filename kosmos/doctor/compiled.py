@@ -145,12 +145,18 @@ def triton_version() -> str:
 
 
 def measure(variant: Variant) -> Compiled:
-    """Compile one variant and look at it."""
+    """Compile one variant and look at it. What goes wrong on the way is a problem of the variant."""
+    doing = "compiled"
     try:
         kernel = compile_variant(variant)
+        doing = "examined"
+        return _examined(variant, kernel)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".strip().splitlines()
-        return Compiled(variant, (f"does not compile: {' '.join(reason[:3])}",))
+        return Compiled(variant, (f"cannot be {doing}: {' '.join(reason[:3])}",))
+
+
+def _examined(variant: Variant, kernel) -> Compiled:
     target = TARGETS[variant.target]
     numbers = _amd_resources(kernel) if target.backend == "hip" else _nvidia_resources(kernel)
     shared_bytes = kernel.metadata.shared

@@ -120,12 +120,20 @@ _NAP = ("nanosleep.u32 40;\nmov.u32 $0, 0;", "=r"), ("s_sleep 1\ns_mov_b32 $0, 0
 
 @_builtin
 def gather_stores(_semantic=None):
-    """Wait until every thread of the workgroup has come here, and (ROCm) until its own stores have left it."""
-    # not tl.debug_barrier: Triton does not pipeline a loop that has one
+    """Wait until all threads of the workgroup have come here and, on ROCm, until all that they stored is in memory.
+
+    What has to stand before every release: of itself it orders the stores of one thread.
+    """
+    # CUDA: not tl.debug_barrier, since Triton does not pipeline a loop that has one.
+    # ROCm: each wave waits for its own stores, all meet, and the cache is written back. The release does that again,
+    # but LLVM may drop its wait for it (llvm-project#178316).
     return _by_backend(
         _semantic,
         ("bar.sync 0;\nmov.u32 $0, 0;", "=r"),
-        ("s_waitcnt vmcnt(0) lgkmcnt(0)\ns_barrier\ns_mov_b32 $0, 0", "=s"),
+        (
+            "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_barrier\nbuffer_wbl2 sc0 sc1\ns_waitcnt vmcnt(0)\ns_mov_b32 $0, 0",
+            "=s",
+        ),
         "kosmos_gather_stores",
         core.int32,
     )

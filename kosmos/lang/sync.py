@@ -79,6 +79,16 @@ def counter_on(state, peer, counter, RANKS: tl.constexpr):
 
 
 @triton.jit
+def signal(pointer):
+    """Add one to a counter, after everything that this workgroup has stored.
+
+    The only way to signal: a release atomic alone orders the stores of the one thread that issues it.
+    """
+    gather_stores()
+    tl.atomic_add(pointer, 1, sem="release", scope="sys")
+
+
+@triton.jit
 def look(pointer):
     """Read an int32 once for the whole workgroup, so that all its threads decide alike; acquires."""
     return tl.atomic_add(pointer, 0, sem="acquire", scope="sys")
@@ -94,13 +104,13 @@ def enter(state):
 def announce(state, rank, RANKS: tl.constexpr):
     """Tell every rank that this one is in the launch: its inputs may be read. Counter `rank` of each is for that."""
     for peer in range(RANKS):
-        tl.atomic_add(counter_on(state, peer, rank, RANKS), 1, sem="release", scope="sys")
+        signal(counter_on(state, peer, rank, RANKS))
 
 
 @triton.jit
 def leave(state, WORKGROUPS: tl.constexpr):
     """The last workgroup of a rank to leave makes its state ready for the next launch."""
-    tl.debug_barrier()
+    gather_stores()
     gone = tl.atomic_add(state + LEFT, 1, sem="acq_rel", scope="gpu")
     if gone == WORKGROUPS - 1:
         tl.store(state + LEFT, 0)
@@ -177,7 +187,7 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
             # the threads may have seen different things: one look for all decides
             seen = look(pointer)
             if seen - wanted < 0:
-                if tl.atomic_xchg(state + STOP, 1, sem="acq_rel", scope="sys") == 0:
+                if tl.atomic_xchg(state + STOP, 1, sem="relaxed", scope="sys") == 0:
                     fault = tl.load(_wide(state, FAULT)).to(tl.pointer_type(tl.int64))
                     tl.store(fault + 1, workgroup.to(tl.int64))
                     tl.store(fault + 2, tl.full((), role, tl.int64))
@@ -190,18 +200,7 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
                         there = on_peer(state, _wide(state, PEERS), peer, 16)
                         for queue in range(N_ROLES):
                             tl.atomic_max(there + LINE * (1 + queue), CLOSED, sem="relaxed", scope="sys")
-                        tl.atomic_add(there + STOP, 1, sem="release", scope="sys")
-
-
-@triton.jit
-def signal(pointer):
-    """Add one to a counter, after everything that this workgroup has stored.
-
-    The only way to signal: a release atomic alone orders the stores of the one thread that issues it. On ROCm each
-    wave first drains its own stores; then all meet at the barrier; then one thread releases.
-    """
-    gather_stores()
-    tl.atomic_add(pointer, 1, sem="release", scope="sys")
+                        signal(there + STOP)
 
 
 @triton.jit
