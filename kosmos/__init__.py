@@ -23,6 +23,7 @@ _HOME = {
     "record": "world",
     "all_gather_matmul": "ops",
     "matmul_reduce_scatter": "ops",
+    "bench": "benchmark",
 }
 
 __all__ = ["__version__", *_HOME]

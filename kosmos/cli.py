@@ -1,4 +1,4 @@
-"""The command `kosmos`: doctor, record, show.
+"""The command `kosmos`: doctor, record, show, bench.
 
 Exit code 0 if all went well; 1 if what was examined is not well; 2 for wrong input, with one line on stderr that says
 what is wrong. Heavy packages are imported by the command that needs them.
@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kosmos import __version__
+from kosmos import __version__, benchmark
 from kosmos.errors import KosmosEnvironmentError, KosmosError, KosmosShapeError, KosmosTraceError
 
 if TYPE_CHECKING:
@@ -108,6 +108,14 @@ def _parser() -> argparse.ArgumentParser:
     picture.add_argument("--png", metavar="OUT", help="draw it, as a PNG")
     picture.add_argument("--svg", metavar="OUT", help="draw it, as an SVG")
     show.set_defaults(run=_show)
+
+    bench = commands.add_parser(
+        "bench",
+        help="how fast the fused kernels are, beside what they have to beat",
+        epilog="example: kosmos bench quick -o quick.json --figure quick.png",
+    )
+    benchmark.add_arguments(bench)
+    bench.set_defaults(run=benchmark.run)
     return parser
 
 

@@ -29,6 +29,7 @@ LAYERS = [
     "viewer",
     "course",
     "doctor",
+    "benchmark",
     "cli",
     "__main__",
 ]
