@@ -8,12 +8,12 @@ import argparse
 import io
 import os
 import sys
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kosmos import __version__, benchmark
 from kosmos.errors import KosmosEnvironmentError, KosmosError, KosmosShapeError, KosmosTraceError
+from kosmos.files import refuse_unwritable, whole_file
 
 if TYPE_CHECKING:
     from kosmos.trace import Trace
@@ -138,7 +138,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _record(given: argparse.Namespace) -> int:
-    _writable(given.output)
+    refuse_unwritable(given.output, KosmosTraceError)
     import kosmos
 
     op = getattr(kosmos, given.op)
@@ -188,10 +188,11 @@ def _show(given: argparse.Namespace) -> int:
     trace = Trace.load(given.trace)
     output = given.png or given.svg
     if output:
-        _writable(output)
+        refuse_unwritable(output, KosmosTraceError)
         picture = io.BytesIO()
         trace.plot().savefig(picture, format="png" if given.png else "svg", dpi=200)
-        _write_whole(output, picture.getvalue())
+        with whole_file(output, KosmosTraceError) as file:
+            file.write(picture.getvalue())
     _tell(trace)
     if output:
         print(f"drawn      {output}")
@@ -223,35 +224,3 @@ def _tell(trace: "Trace") -> None:
     print("problems   none" if not problems else "problems")
     for problem in problems:
         print(f"  {problem}")
-
-
-def _writable(path: str) -> None:
-    """Refuse a file that cannot be written before the work is done."""
-    folder = os.path.dirname(path) or "."
-    why = (
-        "it is a folder"
-        if os.path.isdir(path)
-        else f"there is no folder {folder}"
-        if not os.path.isdir(folder)
-        else f"{folder} is not writable"
-        if not os.access(folder, os.W_OK)
-        else ""
-    )
-    if why:
-        raise KosmosTraceError(f"{path}: cannot be written, {why}")
-
-
-def _write_whole(path: str, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise KosmosTraceError(f"{path}: cannot be written ({error.strerror or error})") from None

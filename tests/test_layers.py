@@ -15,6 +15,7 @@ PACKAGE = Path(kosmos.__file__).parent
 # From the bottom to the top: a layer may import those before it.
 LAYERS = [
     "errors",
+    "files",
     "trace",
     "schedule",
     "machine",
@@ -33,7 +34,7 @@ LAYERS = [
     "cli",
     "__main__",
 ]
-PURE = {"errors", "trace", "schedule", "machine", "simulator", "plots", "viewer"}
+PURE = {"errors", "files", "trace", "schedule", "machine", "simulator", "plots", "viewer"}
 READ_TRACES_ONLY = {"plots", "viewer"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

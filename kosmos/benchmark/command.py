@@ -8,6 +8,7 @@ from typing import Any
 
 from kosmos.benchmark.cases import CREWS, DTYPES, SETS, SHORT, Case
 from kosmos.errors import KosmosArgumentError
+from kosmos.files import refuse_unwritable, whole_file
 
 PICTURES = ("png", "svg", "pdf")
 
@@ -90,11 +91,10 @@ def _give(results: Any, given: argparse.Namespace) -> None:
     """The table, and the picture if there is one to be drawn."""
     sys.stdout.write(str(results))
     if given.figure and any(measured.timed for measured in results.cases):
-        from kosmos.benchmark.results import write_whole
-
         picture = io.BytesIO()
         results.plot().savefig(picture, format=_picture_format(given.figure), dpi=200)
-        write_whole(given.figure, picture.getvalue())
+        with whole_file(given.figure, KosmosArgumentError) as file:
+            file.write(picture.getvalue())
 
 
 def _cases(given: argparse.Namespace) -> list[str] | Case:
@@ -134,10 +134,9 @@ def _consistent(given: argparse.Namespace) -> None:
 
 def _picture_format(path: str) -> str:
     """By the end of its name. Refuses a picture that could not be written."""
-    from kosmos.benchmark.results import refuse_unwritable
 
     kind = os.path.splitext(path)[1].removeprefix(".").lower()
     if kind not in PICTURES:
         raise KosmosArgumentError(f"{path}: the name of a picture must end in .{', .'.join(PICTURES)}")
-    refuse_unwritable(path)
+    refuse_unwritable(path, KosmosArgumentError)
     return kind

@@ -35,10 +35,11 @@ import triton
 import kosmos
 from kosmos import ops
 from kosmos.benchmark.cases import DTYPES, Case, cases_of
-from kosmos.benchmark.results import Measured, Results, Run, refuse_unwritable
+from kosmos.benchmark.results import Measured, Results, Run
 from kosmos.benchmark.timer import GpuTimer, Loop, Sustained
 from kosmos.doctor.reference import TOLERANCE, operands, relative_error
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosError, KosmosTimeout
+from kosmos.files import refuse_unwritable
 from kosmos.ops.launch import plan_for
 from kosmos.schedule import Policy
 from kosmos.world import World, record
@@ -111,7 +112,7 @@ def measure(
     chosen = _chosen(cases)
     _check(rounds, sustained_s, seed)
     if output is not None:
-        refuse_unwritable(output)
+        refuse_unwritable(output, KosmosArgumentError)
     if timer is None:
         timer = GpuTimer(_gpu(device))
         device = timer.device
@@ -185,7 +186,7 @@ def _header(timer: Timer, rounds: int, sustained_s: float, seed: int) -> dict[st
         },
         "started": _now(),
         "ended": None,
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(["kosmos", *sys.argv[1:]]),
         "seed": seed,
         "rounds": rounds,
         "sustained_s": sustained_s,

@@ -38,7 +38,6 @@ import json
 import math
 import os
 import statistics
-import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +45,7 @@ import numpy as np
 
 from kosmos.benchmark.cases import Case
 from kosmos.errors import KosmosArgumentError
+from kosmos.files import whole_file
 from kosmos.schedule import Policy
 
 FORMAT = 1
@@ -184,7 +184,8 @@ class Results:
             for run in measured["runs"]:
                 if run["error"] is not None and not math.isfinite(run["error"]):
                     run["error"] = repr(run["error"])
-        write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+        with whole_file(path, KosmosArgumentError) as file:
+            file.write((json.dumps(content, allow_nan=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Results":
@@ -234,39 +235,3 @@ def _measured(content: dict[str, Any]) -> Measured:
         if not (isinstance(sample, int | float) and 0 < sample < math.inf):
             raise ValueError("a sample is no positive number")
     return measured
-
-
-def refuse_unwritable(path: str | os.PathLike[str]) -> None:
-    """Raise KosmosArgumentError for a file that could not be written, before there is something to write."""
-    path = os.fspath(path)
-    folder = os.path.dirname(path) or "."
-    why = (
-        "it is a folder"
-        if os.path.isdir(path)
-        else f"there is no folder {folder}"
-        if not os.path.isdir(folder)
-        else f"{folder} is not writable"
-        if not os.access(folder, os.W_OK)
-        else ""
-    )
-    if why:
-        raise KosmosArgumentError(f"{path}: cannot be written, {why}")
-
-
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path = os.fspath(path)
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise KosmosArgumentError(f"{path}: cannot be written ({error.strerror or error})") from None

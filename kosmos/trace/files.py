@@ -3,13 +3,13 @@
 import base64
 import json
 import os
-import uuid
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kosmos.errors import KosmosTraceError
+from kosmos.files import whole_file
 
 FORMAT = 1
 
@@ -29,22 +29,8 @@ def save(path: Path, spans: pa.Table, queue: pa.Table, counters: pa.Table, meta:
     """
     head = as_text({"format": FORMAT, "meta": as_json(meta)})
     footer = {_KEY: head, _QUEUE_KEY: _pack(queue), _COUNTERS_KEY: _pack(counters)}
-    path = os.fspath(path)
-    # In the same folder, so that the rename is one step of one file system.
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                _write(spans, file, footer)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise KosmosTraceError(f"{path}: cannot be written ({error.strerror or error})") from None
+    with whole_file(path, KosmosTraceError) as file:
+        _write(spans, file, footer)
 
 
 def load(path: Path) -> tuple[pa.Table, pa.Table, pa.Table, dict[str, Any]]:

@@ -1,0 +1,48 @@
+"""Files that appear whole or not at all."""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from kosmos.errors import KosmosError
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str], error: type[KosmosError]) -> Iterator[BinaryIO]:
+    """A file to write that takes its place at `path` when the block ends well, and leaves nothing if it does not.
+
+    Raises `error` with one sentence if it cannot be written.
+    """
+    path = os.fspath(path)
+    # in the same folder, so that the rename is one step of one file system
+    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
+    try:
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+    except OSError as failure:
+        raise error(f"{path}: cannot be written ({failure.strerror or failure})") from None
+
+
+def refuse_unwritable(path: str | os.PathLike[str], error: type[KosmosError]) -> None:
+    """Raise `error` for a file that could not be written, before there is something to write."""
+    path = os.fspath(path)
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        why = "it is a folder"
+    elif not os.path.isdir(folder):
+        why = f"there is no folder {folder}"
+    elif not os.access(folder, os.W_OK):
+        why = f"{folder} is not writable"
+    else:
+        return
+    raise error(f"{path}: cannot be written, {why}")
