@@ -49,11 +49,11 @@ def blocks_for(backend: str, itemsize: int, ranks: int, capability: int, aligned
     if backend == "emulator":
         return Blocks(Tile(64, 64), 64, Tile(64, 64), Tile(64, 64), 4, 1)
     if itemsize == 4:
-        return Blocks(Tile(64, 64), 32, Tile(32, 64), Tile(16, 64), 4, 2)
+        return Blocks(Tile(64, 64), 32, Tile(16, 64), Tile(16, 64), 4, 2)
     if backend == "hip":
         return Blocks(Tile(128, 128), 64, Tile(32, 512), Tile(16, 128), 8, 2)
     if not aligned or capability < 90:
-        return Blocks(Tile(128, 128), 32, Tile(16, 512), Tile(16, 128), 8, 3)
+        return Blocks(Tile(64, 128), 32, Tile(16, 512), Tile(16, 128), 8, 3)
     # one reduction block holds a part of every rank; three of them have to fit the shared memory
     rows, stages = (32, 3) if ranks <= 4 else (16, 3) if ranks <= 8 else (16, 1)
     # before Triton 3.7 a flattened loop does not compile for Blackwell
