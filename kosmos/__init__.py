@@ -1,7 +1,7 @@
 """KOSMOS: self-scheduling persistent kernels that can be watched, compared and changed.
 
-The names below are loaded when they are first used: reading, simulating and drawing traces needs neither
-torch nor triton.
+The names below are loaded when they are first used: reading and drawing traces needs neither torch nor
+triton.
 """
 
 import importlib

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kosmos import __version__, benchmark
+from kosmos.benchmark.cases import DTYPES
 from kosmos.errors import KosmosEnvironmentError, KosmosError, KosmosShapeError, KosmosTraceError
 from kosmos.files import refuse_unwritable, whole_file
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from kosmos.trace import Trace
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter")
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 EMULATED_SIZE, GPU_SIZE = 512, 8192
 """m, n and k where none are given: a second's work in the emulator, some milliseconds' on a GPU."""

@@ -1,6 +1,6 @@
 """Models of machines: the rates and latencies from which the emulator and the planner take their times.
 
-A model's times are a model's. The GPU entries hold data-sheet rates (sources in the table); only `laptop` is tuned to
+A model's times are a model's. The GPU entries hold rates from the vendors' data sheets; only `laptop` is tuned to
 anything: to show on a few workgroups what a GPU shows on hundreds.
 """
 

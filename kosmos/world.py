@@ -14,7 +14,7 @@ from kosmos.machine import Machine, machine_named, machines
 from kosmos.trace import ROLES, Trace
 
 PLANS_KEPT = 32
-SLOWEST_LINK_GBPS = 0.001
+SLOWEST_LINK_GBPS = 0.1
 
 
 class World:
@@ -41,7 +41,7 @@ class World:
         self.ranks = ranks
         self.workgroups = workgroups
         self.device = device
-        self.machine = machine
+        self.machine = machine if link_gbps is None else machine.with_link(link_gbps)
         self.link_gbps = link_gbps
         self.timeout_ns = timeout_ns
         self.emulated = device.type == "cpu"
@@ -67,7 +67,8 @@ class World:
 
         workgroups: a rank's share of the compute units, by default all of them divided by `ranks` (on a GPU) or the
         machine model's units (emulated, where every rank is a whole machine). machine: a name from kosmos.machines or
-        a Machine; by default the GPU's own model where there is one, else "laptop".
+        a Machine; by default the GPU's own model, or the H100's for a GPU that has none;
+            "laptop" in the emulator.
         Raises KosmosArgumentError for values that are not allowed and for a grid that cannot be resident at once.
         """
         _whole("ranks", ranks)
@@ -80,7 +81,6 @@ class World:
                 )
         if target.type == "cpu":
             model = machine_named("laptop" if machine is None else machine)
-            model = model if link_gbps is None else model.with_link(link_gbps)
             workgroups = model.units if workgroups is None else workgroups
             _whole("workgroups", workgroups)
             return cls(ranks, workgroups, target, model, link_gbps)
@@ -132,7 +132,7 @@ class World:
 
     def plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` returns, remembered under `key`; the least recently used ones are dropped."""
-        capturing = not self.emulated and torch.cuda.is_current_stream_capturing()
+        capturing = self.capturing()
         if key not in self._plans:
             if capturing:
                 raise KosmosEnvironmentError(
@@ -143,25 +143,47 @@ class World:
         if capturing:
             # a graph keeps using the plan's memory after it has been dropped here
             self._captured.append(self._plans[key])
-        while len(self._plans) > PLANS_KEPT:
+        if len(self._plans) > PLANS_KEPT:
+            # a launch may still be under way on another stream than the one that the plan's memory goes back to
+            self._wait()
             self._plans.popitem(last=False)
         return self._plans[key]
 
     def forget_plans(self) -> None:
-        """Drop all plans, and with them the state that a launch which did not end has left behind."""
+        """Drop all plans, and with them the state that a launch which did not end has left behind.
+
+        A captured graph goes on with its plan, whose state is made new.
+        """
         self._plans.clear()
+        for plan in self._captured:
+            plan.reset()
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured on the world's device."""
+        if self.emulated:
+            return False
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
 
     def join_stream(self) -> None:
-        """Put the current stream behind the one that ran this world last: launches of one world share its state."""
+        """Put the current stream behind the one that ran this world last: launches of one world share its state.
+
+        Replays of a captured graph do not come by here: whoever replays one has to order it with the world's launches.
+        """
+        if self.capturing():
+            return
         stream = torch.cuda.current_stream(self.device)
-        if self._stream is not None and self._stream != stream and not torch.cuda.is_current_stream_capturing():
+        if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)
         self._stream = stream
 
-    def synchronize(self) -> None:
-        """Wait for everything that was launched. Raises KosmosTimeout if a wait on the device has expired."""
+    def _wait(self) -> None:
         if not self.emulated:
             torch.cuda.synchronize(self.device)
+
+    def synchronize(self) -> None:
+        """Wait for everything that was launched. Raises KosmosTimeout if a wait on the device has expired."""
+        self._wait()
         self.raise_fault()
 
     def raise_fault(self) -> None:
@@ -169,15 +191,15 @@ class World:
         faults = self.faults.numpy()
         if not faults[:, 0].any():
             return
-        if not self.emulated:
-            torch.cuda.synchronize(self.device)
+        self._wait()
         rank = int(faults[:, 0].argmax())
         _, workgroup, role, item, counter, seen, wanted, _ = faults[rank].tolist()
         self.forget_plans()
         self.faults.zero_()
         raise KosmosTimeout(
             f"rank {rank}, workgroup {workgroup}: {ROLES[role]} item {item} waited {self.timeout_ns / 1e9:g} s for "
-            f"counter {counter}, which had {seen} of {wanted} signals; the results of that launch are void"
+            f"counter {counter}, which had {seen} of {wanted} signals; "
+            "the results of that launch and of those behind it are void"
         )
 
     def __repr__(self) -> str:
@@ -200,7 +222,9 @@ class record:
     def trace(self) -> Trace:
         """The last trace. Raises KosmosArgumentError if the block has not ended or ran no fused op."""
         if not self.traces:
-            raise KosmosArgumentError("nothing was recorded: no fused op has run inside this kosmos.record() block")
+            raise KosmosArgumentError(
+                "nothing is recorded: no fused op has run inside this kosmos.record() block, or the block has not ended"
+            )
         return self.traces[-1]
 
     def add(self, finish: Callable[[], Trace]) -> None:

@@ -1,4 +1,4 @@
-"""What these tests share: small runs, their float64 references, and a trace seen by plain loops."""
+"""What the tests of kernels share: small runs, float64 references, and a trace seen by plain loops."""
 
 from collections import defaultdict
 from functools import partial

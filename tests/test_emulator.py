@@ -402,7 +402,7 @@ def test_an_expired_wait_is_a_timeout_by_name_and_the_world_works_again(op):
     world = world_of(2, workgroups=4)
     x, w = operands(op, world, 130, 65, 70)
     expected = run(op, x, w, world)[0]
-    world = world_of(2, workgroups=4, link_gbps=0.01)
+    world = world_of(2, workgroups=4, link_gbps=0.1)
     world.timeout_ns = 500
     with pytest.raises(kosmos.KosmosTimeout) as caught:
         OPS[op](x, w, world=world)
@@ -805,60 +805,60 @@ def test_kernels_still_compile_for_a_gpu_after_they_were_emulated(tmp_path, monk
                 file.unlink()
 
 
-def test_two_threads_may_launch_at_the_same_time():
-    """Each on its world, and both on one: launches take turns, and each gets its own results and its own trace."""
-    shared = world_of(2)
+def in_two_threads(work):
+    """work(0, together) and work(1, together), each in a thread; both go on from together() at the same moment."""
     failures, barrier = [], threading.Barrier(2)
 
-    def work(seed):
+    def guarded(seed):
         try:
-            own = world_of(2 + seed)
-            for turn in range(4):
-                for world in (own, shared):
-                    for op in OPS:
-                        x, w = operands(op, world, 20 + 50 * seed, 70, 20, torch.float32, seed=seed + 2 * turn)
-                        barrier.wait(60)
-                        with kosmos.record() as recorded:
-                            y = OPS[op](x, w, world=world)
-                        assert error(y, reference(op, x, w)) <= 1e-5
-                        assert recorded.trace.problems() == [] and recorded.trace.ranks == world.ranks
+            work(seed, lambda: barrier.wait(60))
         except BaseException as problem:
             failures.append(problem)
             barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    threads = [threading.Thread(target=guarded, args=(seed,)) for seed in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not failures, failures
+
+
+def test_two_threads_may_launch_at_the_same_time():
+    """Each on its world, and both on one: launches take turns, and each gets its own results and its own trace."""
+    shared = world_of(2)
+
+    def work(seed, together):
+        own = world_of(2 + seed)
+        for turn in range(4):
+            for world in (own, shared):
+                for op in OPS:
+                    x, w = operands(op, world, 20 + 50 * seed, 70, 20, torch.float32, seed=seed + 2 * turn)
+                    together()
+                    with kosmos.record() as recorded:
+                        y = OPS[op](x, w, world=world)
+                    assert error(y, reference(op, x, w)) <= 1e-5
+                    assert recorded.trace.problems() == [] and recorded.trace.ranks == world.ranks
+
+    in_two_threads(work)
 
 
 def test_two_threads_may_run_one_plan_of_one_world():
     world = world_of(2)
-    expected, failures, barrier = {}, [], threading.Barrier(2)
+    expected = {}
     pairs = [operands("matmul_reduce_scatter", world, 40, 70, 20, torch.float32, seed=seed) for seed in range(2)]
     alone = run("matmul_reduce_scatter", *pairs[0], world)[1]
 
-    def work(seed):
-        try:
-            for _ in range(8):
-                barrier.wait(60)
-                with kosmos.record() as recorded:
-                    y = kosmos.matmul_reduce_scatter(*pairs[seed], world=world)
-                assert torch.equal(expected.setdefault(seed, y), y)
-                assert error(y, reference("matmul_reduce_scatter", *pairs[seed])) <= 1e-5
-                assert recorded.trace.equals(alone)
-        except BaseException as problem:
-            failures.append(problem)
-            barrier.abort()
+    def work(seed, together):
+        for _ in range(8):
+            together()
+            with kosmos.record() as recorded:
+                y = kosmos.matmul_reduce_scatter(*pairs[seed], world=world)
+            assert torch.equal(expected.setdefault(seed, y), y)
+            assert error(y, reference("matmul_reduce_scatter", *pairs[seed])) <= 1e-5
+            assert recorded.trace.equals(alone)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    in_two_threads(work)
 
 
 @pytest.mark.parametrize(

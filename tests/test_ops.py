@@ -452,3 +452,14 @@ def test_a_product_of_512_cubed_on_four_ranks_takes_seconds(op):
     assert recorded.trace.meta["tile"] == [64, 64] and error(y, reference(op, x, w)) <= 1e-2
     print(f"{op}: {', '.join(f'{t:.2f}' for t in times)} s")
     assert min(times) <= 2.5
+
+
+def test_the_emulator_counts_in_ns_whatever_torch_is_built_for(monkeypatch):
+    makespans = []
+    for hip in (None, "7.2"):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        world = world_of(2, workgroups=4)
+        _, trace = run("all_gather_matmul", *operands("all_gather_matmul", world, 128, 64, 64), world)
+        makespans.append(trace.summary()["makespan_ns"])
+        assert trace.meta["clock"]["tick_ns"] == 1
+    assert makespans[0] == makespans[1]

@@ -435,12 +435,12 @@ class TestRecording:
             pass
         self.call()
         assert recorded.traces == [] and recording() is None
-        refused(KosmosArgumentError, lambda: recorded.trace, "nothing was recorded")
+        refused(KosmosArgumentError, lambda: recorded.trace, "nothing is recorded")
 
     def test_inside_a_block_the_trace_is_not_there_yet(self):
         with kosmos.record() as recorded:
             self.call()
-            refused(KosmosArgumentError, lambda: recorded.trace, "nothing was recorded")
+            refused(KosmosArgumentError, lambda: recorded.trace, "nothing is recorded")
         assert len(recorded.traces) == 1
 
     def test_of_nested_blocks_the_inner_one_records(self):

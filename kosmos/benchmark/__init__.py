@@ -1,7 +1,8 @@
 """The fused kernels beside what they have to beat, measured in one process, in turns, in random order.
 
-cases: what is measured. measure: how a case is. timer: the clock, on a GPU. results: the file, the statistics, the
-table. figure: the picture. command: `kosmos bench`. Nothing heavy is imported before something is measured or read.
+cases: what is measured. measure: how a case is. timer: the clock, on a GPU. results: the file and the statistics.
+table: the text. figure: the picture. command: `kosmos bench`. Nothing heavy is imported before something is measured
+or read.
 """
 
 import os

@@ -134,7 +134,6 @@ def _consistent(given: argparse.Namespace) -> None:
 
 def _picture_format(path: str) -> str:
     """By the end of its name. Refuses a picture that could not be written."""
-
     kind = os.path.splitext(path)[1].removeprefix(".").lower()
     if kind not in PICTURES:
         raise KosmosArgumentError(f"{path}: the name of a picture must end in .{', .'.join(PICTURES)}")

@@ -1,4 +1,4 @@
-"""What a benchmark measured: its file, its statistics, its table.
+"""What a benchmark measured: its file and its statistics.
 
 The file is JSON and holds what was measured, every sample of it; medians, quartiles and ratios are computed when it is
 read:

@@ -4,6 +4,9 @@ Every rank has a block of int32 words, its *state*, in symmetric memory: a heade
 distances to the other ranks' states, and its counters. Counters only ever grow. In epoch e (the number of launches
 before this one) a counter that gets n signals a launch is complete at (e + 1) * n; compared by their difference, the
 values may wrap.
+
+In a virtual world one launch has all ranks, so that no rank is a launch ahead of another. Between processes one can be:
+then scratch memory and counters will have to alternate between two sets, by the epoch's parity.
 """
 
 import numpy as np
@@ -26,7 +29,7 @@ STOP = tl.constexpr(2)
 LIMIT = tl.constexpr(4)
 FAULT = tl.constexpr(6)
 LINE = tl.constexpr(32)
-PEERS = tl.constexpr(32 * (1 + len(ROLES)))
+PEERS = tl.constexpr(LINE.value * (1 + len(ROLES)))
 
 CLOSED = tl.constexpr(1 << 30)
 """What the tickets are raised to when a wait has expired: every later claim finds its queue empty."""
@@ -204,7 +207,7 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
 
 
 @triton.jit
-def pace(links, link, moved_bytes, ticks_per_byte):
+def pace(state, links, link, moved_bytes, ticks_per_byte):
     """Hold the workgroup until a link of the given rate would have carried the bytes.
 
     links: int64, for each link the time until which it is taken. Several workgroups on one link queue up.
@@ -213,5 +216,5 @@ def pace(links, link, moved_bytes, ticks_per_byte):
     tl.atomic_max(free_at, now(), sem="relaxed", scope="gpu")
     taken = (moved_bytes * ticks_per_byte).to(tl.int64)
     until = tl.atomic_add(free_at, taken, sem="relaxed", scope="gpu") + taken
-    while now() < until:
+    while (now() < until) & (poll(state + STOP) == 0):
         nap()

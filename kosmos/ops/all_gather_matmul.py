@@ -165,7 +165,13 @@ def _move(
     target = gathered + (local * m + row).to(tl.int64) * k
     copy_tile(source, target, rows, col, tl.minimum(col + width, k), k, CM, CN, STAGES)
     if PACED:
-        pace(links, chunk * RANKS + rank, rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8), ticks_per_byte)
+        pace(
+            state,
+            links,
+            chunk * RANKS + rank,
+            rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8),
+            ticks_per_byte,
+        )
     claimed, clocked = record(log, done, MOVER, ticket, claimed, started, clocked, TRACE)
     signal(counter_of(state, arrived, RANKS))
     return claimed, clocked, done + 1
@@ -215,8 +221,10 @@ def all_gather_matmul(
 
     bf16, fp16 or fp32, accumulated in fp32; the same bits under every policy and order. order: "local_first", "rank",
     "random:SEED", or a function from a rank's table of builder items (kosmos.schedule.ITEM) to a permutation of it.
-    Differentiable in x and w. Raises KosmosShapeError, KosmosArgumentError or KosmosDeadlock before the launch, and
-    KosmosTimeout for a wait that expired in an earlier one.
+    Differentiable in x and w; the backward has the default policy and order.
+
+    Raises KosmosShapeError, KosmosArgumentError or KosmosDeadlock before the launch, and KosmosTimeout for a wait that
+    expired in an earlier one.
     """
     check_operands(x, w, world, "[ranks, M/ranks, K]", "[ranks, N, K]")
     return _AllGatherMatmul.apply(x, w, world, policy, order)
@@ -261,7 +269,10 @@ class _AllGatherMatmul(torch.autograd.Function):
 
         x, w = context.saved_tensors
         grad = grad.contiguous()
-        # the gradient of a gather is a reduce-scatter
-        grad_x = matmul_reduce_scatter(grad, w.transpose(1, 2).contiguous(), world=context.world)
-        grad_w = grad.transpose(1, 2) @ x.flatten(0, 1)
+        grad_x = grad_w = None
+        if context.needs_input_grad[0]:
+            # the gradient of a gather is a reduce-scatter
+            grad_x = matmul_reduce_scatter(grad, w.transpose(1, 2).contiguous(), world=context.world)
+        if context.needs_input_grad[1]:
+            grad_w = grad.transpose(1, 2) @ x.flatten(0, 1)
         return grad_x, grad_w, None, None, None

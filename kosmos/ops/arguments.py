@@ -43,6 +43,11 @@ def check_operands(x: torch.Tensor, w: torch.Tensor, world: World, x_is: str, w_
         raise KosmosShapeError(
             f"x has {x.shape[2]} columns and w has {w.shape[2]}: x {x_is} and w {w_is} must have the same K"
         )
+    for name, tensor, rows in (("x", x, world.ranks**2 * x.shape[1]), ("w", w, world.ranks * w.shape[1])):
+        if rows >= 1 << 31:
+            raise KosmosShapeError(
+                f"{name} has shape {list(tensor.shape)}, which is too many rows for {world.ranks} ranks"
+            )
     for name, columns in (("K", x.shape[2]), ("N", w.shape[1])):
         if columns > WIDEST:
             raise KosmosShapeError(f"{name}={columns} is larger than the {WIDEST} columns that a matrix may have")

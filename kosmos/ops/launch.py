@@ -52,7 +52,8 @@ def blocks_for(backend: str, itemsize: int, ranks: int, capability: int, aligned
         return Blocks(Tile(64, 64), 32, Tile(16, 64), Tile(16, 64), 4, 2)
     if backend == "hip":
         return Blocks(Tile(128, 128), 64, Tile(32, 512), Tile(16, 128), 8, 2)
-    if not aligned or capability < 90:
+    # GPUs from 12.0 on have half the shared memory of a 9.0 or 10.0
+    if not aligned or not 90 <= capability < 120:
         return Blocks(Tile(64, 128), 32, Tile(16, 512), Tile(16, 128), 8, 3)
     # one reduction block holds a part of every rank; three of them have to fit the shared memory
     rows, stages = (32, 3) if ranks <= 4 else (16, 3) if ranks <= 8 else (16, 1)
@@ -85,11 +86,11 @@ class Plan:
         check(self.queues, self.policy, world.workgroups)
         self.tables = {role: self._upload(table) for role, table in self.queues.items.items()}
         faults = [world.faults[rank].data_ptr() for rank in range(world.ranks)]
-        limit_ticks = world.timeout_ns // tick_ns()
+        limit_ticks = world.timeout_ns // tick_ns(world)
         state = new_state(world.ranks, self.queues.counters, limit_ticks, faults)
-        self.state = torch.from_numpy(state).to(world.device)
+        self.fresh = torch.from_numpy(state).to(world.device)
+        self.state = self.fresh.clone()
         self.scratch: dict[str, torch.Tensor] = {}
-        self.buffer: torch.Tensor | None = None
 
     def _upload(self, table: np.ndarray) -> torch.Tensor:
         ranks, length = table.shape
@@ -129,11 +130,13 @@ class Plan:
         return min(items, room - 1)
 
     def trace_buffer(self) -> torch.Tensor:
-        """int64 [ranks, workgroups, 1 + capacity, WORDS], as kosmos.trace.records describes it."""
-        if self.buffer is None:
-            shape = (self.world.ranks, self.world.workgroups, 1 + self.capacity, records.WORDS)
-            self.buffer = torch.zeros(shape, dtype=torch.int64, device=self.world.device)
-        return self.buffer
+        """A new buffer, int64 [ranks, workgroups, 1 + capacity, WORDS], as kosmos.trace.records describes it."""
+        shape = (self.world.ranks, self.world.workgroups, 1 + self.capacity, records.WORDS)
+        return torch.zeros(shape, dtype=torch.int64, device=self.world.device)
+
+    def reset(self) -> None:
+        """Put the state back to what it was before the first launch; nothing of the plan may be running."""
+        self.state.copy_(self.fresh)
 
 
 def plan_for(
@@ -168,7 +171,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "first_rank": 0,
         "crew": plan.policy.crew,
         "capacity": plan.capacity,
-        "ticks_per_byte": 1 / (world.link_gbps * tick_ns()) if paced else 0.0,
+        "ticks_per_byte": 1 / (world.link_gbps * tick_ns(world)) if paced else 0.0,
         **plan.shape,
         "RANKS": world.ranks,
         "WORKGROUPS": world.workgroups,
@@ -210,16 +213,14 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
                 launch_cooperative_grid=True,
             )
     if run:
-        # the next launch writes over the buffer
-        copy = buffer.clone()
-        run.add(lambda: trace_of(plan, copy))
+        run.add(lambda: trace_of(plan, buffer))
 
 
 def trace_of(plan: Plan, buffer: torch.Tensor) -> Trace:
     """The Trace of a finished launch of `plan` from its trace buffer."""
     world = plan.world
     world.synchronize()
-    spans, found = records.decode(buffer.cpu().numpy(), tick_ns())
+    spans, found = records.decode(buffer.cpu().numpy(), tick_ns(world))
     gpu = None if world.emulated else torch.cuda.get_device_name(world.device)
     meta = {
         "op": plan.op,
@@ -233,7 +234,7 @@ def trace_of(plan: Plan, buffer: torch.Tensor) -> Trace:
         "machine": gpu or world.machine.name,
         "link_gbps": world.machine.link_gbps if world.emulated else world.link_gbps,
         "tile": list(plan.blocks.tile),
-        "clock": clock_of(world),
+        "clock": clock_of(world, spans),
         "versions": {"kosmos": __version__, "torch": torch.__version__, "triton": triton.__version__},
         **found,
     }
@@ -252,15 +253,15 @@ def queue_table(plan: Plan) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def tick_ns() -> int:
+def tick_ns(world: World) -> int:
     """Nanoseconds of one tick of lang.now: 10 on ROCm (100 MHz), 1 on CUDA and in the emulator."""
-    return 10 if torch.version.hip else 1
+    return 10 if torch.version.hip and not world.emulated else 1
 
 
-def clock_of(world: World) -> dict[str, Any]:
-    """Which clock stamped the records, and how finely it ticks."""
+def clock_of(world: World, spans: pa.Table) -> dict[str, Any]:
+    """Which clock stamped the records, and how finely it ticks: CUDA's timer counts in ns but moves in larger steps."""
     if world.emulated:
         return {"source": f"virtual time of the model {world.machine.name}", "tick_ns": 1}
-    if torch.version.hip:
-        return {"source": "s_memrealtime", "tick_ns": 10}
-    return {"source": "globaltimer", "tick_ns": 32}
+    times = np.concatenate([spans[name].to_numpy() for name in ("claim_ns", "start_ns", "end_ns")])
+    source = "s_memrealtime" if torch.version.hip else "globaltimer"
+    return {"source": source, "tick_ns": max(int(np.gcd.reduce(times)), 1)}

@@ -169,7 +169,7 @@ def _reduce(
     RM: tl.constexpr, RN: tl.constexpr,
 ):  # fmt: skip
     """Reducer: add up all ranks' parts of one tile of this rank's rows, once they are made."""
-    _, _, rank, _ = here
+    state, _, rank, _ = here
     item = sums + ticket.to(tl.int64) * ITEM_WORDS
     row, rows = tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * RN, tl.load(item + COLS)
@@ -183,7 +183,7 @@ def _reduce(
         size = rows * cols * (part.dtype.element_ty.primitive_bitwidth // 8)
         for peer in range(RANKS):
             if peer != rank:
-                pace(links, peer * RANKS + rank, size, ticks_per_byte)
+                pace(state, links, peer * RANKS + rank, size, ticks_per_byte)
     claimed, clocked = record(log, done, REDUCER, ticket, claimed, started, clocked, TRACE)
     return claimed, clocked, done + 1
 
@@ -201,8 +201,10 @@ def matmul_reduce_scatter(
     K is a rank's share. bf16, fp16 or fp32, accumulated in fp32; the ranks' products are rounded to that dtype before
     they are added, in fp32 and in rank order: the same bits under every policy and order. order: "band", "row",
     "random:SEED", or a function from a rank's table of builder items (kosmos.schedule.ITEM) to a permutation of it.
-    Differentiable in x and w. Raises KosmosShapeError, KosmosArgumentError or KosmosDeadlock before the launch, and
-    KosmosTimeout for a wait that expired in an earlier one.
+    Differentiable in x and w; the backward has the default policy and order.
+
+    Raises KosmosShapeError, KosmosArgumentError or KosmosDeadlock before the launch, and KosmosTimeout for a wait that
+    expired in an earlier one.
     """
     check_operands(x, w, world, "[ranks, M, K]", "[ranks, N, K]")
     if x.shape[1] % world.ranks:
@@ -247,7 +249,10 @@ class _MatmulReduceScatter(torch.autograd.Function):
 
         x, w = context.saved_tensors
         grad = grad.contiguous()
-        # the gradient of a reduce-scatter is a gather
-        grad_x = all_gather_matmul(grad, w.transpose(1, 2).contiguous(), world=context.world)
-        grad_w = grad.flatten(0, 1).T @ x
+        grad_x = grad_w = None
+        if context.needs_input_grad[0]:
+            # the gradient of a reduce-scatter is a gather
+            grad_x = all_gather_matmul(grad, w.transpose(1, 2).contiguous(), world=context.world)
+        if context.needs_input_grad[1]:
+            grad_w = grad.flatten(0, 1).T @ x
         return grad_x, grad_w, None, None, None

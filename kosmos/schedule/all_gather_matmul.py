@@ -6,10 +6,7 @@ counter of a rank:   0 .. ranks-1            rank s has entered the launch: its 
 
 import numpy as np
 
-from kosmos.schedule.queues import Order, Queues, Tile, by, numbered, ordered, tile_table
-
-GROUP = 8
-"""Row blocks that are walked column by column together, so that their operands stay in the L2 cache."""
+from kosmos.schedule.queues import GROUP, Order, Queues, Tile, by, by_rows, numbered, ordered, tile_table
 
 COPY_BYTES = 512 * 1024
 """About how much one mover item carries: enough to hide a claim, little enough to share a row block."""
@@ -24,13 +21,7 @@ def local_first(items: np.recarray) -> np.ndarray:
     return by(~local, items.band // group, items.column, items.band % group, distance)
 
 
-def rank_order(items: np.recarray) -> np.ndarray:
-    """Rows from the first to the last, on every rank alike."""
-    block = items.chunk * (items.band.max() + 1) + items.band
-    return by(block // GROUP, items.column, block % GROUP)
-
-
-ORDERS = {"local_first": local_first, "rank": rank_order}
+ORDERS = {"local_first": local_first, "rank": by_rows}
 
 
 def queues(

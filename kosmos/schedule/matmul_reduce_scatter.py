@@ -5,10 +5,7 @@ counter of a rank:   band*columns + column   partials of this output tile that h
 
 import numpy as np
 
-from kosmos.schedule.queues import Order, Queues, Tile, by, numbered, ordered, tile_table
-
-GROUP = 8
-"""Row blocks that are walked column by column together, so that their operands stay in the L2 cache."""
+from kosmos.schedule.queues import GROUP, Order, Queues, Tile, by, by_rows, numbered, ordered, tile_table
 
 
 def band_order(items: np.recarray) -> np.ndarray:
@@ -19,13 +16,7 @@ def band_order(items: np.recarray) -> np.ndarray:
     return by(items.band // group, items.column, items.band % group, turn)
 
 
-def row_order(items: np.recarray) -> np.ndarray:
-    """Rows from the first to the last: the last rank's reducers wait for almost the whole product."""
-    block = items.chunk * (items.band.max() + 1) + items.band
-    return by(block // GROUP, items.column, block % GROUP)
-
-
-ORDERS = {"band": band_order, "row": row_order}
+ORDERS = {"band": band_order, "row": by_rows}
 
 
 def queues(*, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int = 2, order: Order = "band") -> Queues:

@@ -85,6 +85,8 @@ class Policy:
         """
         if self.kind != "planned":
             return self
+        if not queues.items[queues.crew].shape[1]:
+            return Policy.fixed(0)
         if workgroups < 2:
             raise KosmosArgumentError(f"policy planned needs at least 2 workgroups a rank; there are {workgroups}")
         communicate, build = cost_ns[queues.crew], cost_ns["builder"]

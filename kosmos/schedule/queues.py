@@ -20,6 +20,9 @@ complete it (wait = -1: nothing). A counter is waited for as a whole: wait_count
 signal_rank, signal: the counter, and the rank that holds it, that the finished item adds one to (-1: none).
 """
 
+GROUP = 8
+"""Row blocks that are walked column by column together, so that their operands stay in the L2 cache."""
+
 Order = str | Callable[[np.recarray], np.ndarray]
 """An order: a name, or a function from the item table of one rank to a permutation of it."""
 
@@ -117,3 +120,9 @@ def _brief(value: object) -> str:
 def by(*keys: np.ndarray) -> np.ndarray:
     """The permutation that sorts by the first key, then the second, and so on."""
     return np.lexsort(keys[::-1])
+
+
+def by_rows(items: np.recarray) -> np.ndarray:
+    """Rows from the first to the last, on every rank alike; the last rank's chunk comes last everywhere."""
+    block = items.chunk * (items.band.max() + 1) + items.band
+    return by(block // GROUP, items.column, block % GROUP)
