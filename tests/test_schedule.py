@@ -92,7 +92,7 @@ def test_tiles_cover_the_matrix_once_and_stay_inside_their_chunk(built):
 def test_queues_are_tables_of_the_stated_layout(built):
     for op, a, queues in built:
         assert queues.op == op and queues.ranks == a["ranks"]
-        assert {queues.producer, queues.consumer} == set(queues.items) and queues.crew != "builder"
+        assert {queues.producer, queues.consumer} == set(queues.items) and queues.crew_role != "builder"
         for table in queues.items.values():
             assert table.dtype == ITEM and table.ndim == 2 and len(table) == queues.ranks
             assert (table["index"] == np.arange(table.shape[1])).all()
@@ -469,7 +469,7 @@ def test_planned_takes_the_crew_whose_slower_side_is_fastest(workgroups):
     queues, picked = small(AG), set()
     for _ in range(50):
         cost = {"mover": float(draw.choice([0, 1, 50, 1000]) * draw.random()), "builder": float(draw.random() * 100)}
-        policy = Policy.planned().plan(queues, workgroups, cost)
+        policy = Policy.planned().settle(queues, workgroups, cost)
         assert policy.kind == "fixed" and 1 <= policy.crew < workgroups
         time = {crew: max(cost["mover"] / crew, cost["builder"] / (workgroups - crew)) for crew in range(1, workgroups)}
         assert time[policy.crew] == min(time.values())
@@ -480,9 +480,9 @@ def test_planned_takes_the_crew_whose_slower_side_is_fastest(workgroups):
 
 def test_only_planned_is_planned():
     for policy in (Policy.fixed(2), Policy.one_way(1), Policy.two_way(0)):
-        assert policy.plan(small(AG), 8, {}) is policy
+        assert policy.settle(small(AG), 8, {}) is policy
     with pytest.raises(KosmosArgumentError, match="planned needs at least 2 workgroups a rank; there are 1"):
-        Policy.planned().plan(small(RS), 1, {"builder": 1.0, "reducer": 1.0})
+        Policy.planned().settle(small(RS), 1, {"builder": 1.0, "reducer": 1.0})
     with pytest.raises(KosmosArgumentError, match="policy planned has no crew yet"):
         check(small(AG), Policy.planned(), 4)
 
@@ -510,7 +510,7 @@ def test_a_slower_link_never_asks_for_a_smaller_planned_crew():
         for link in (64, 16, 8, 4, 2, 1, 0.5, 0.1):
             machine = machine_named("laptop").with_link(link)
             cost = machine.cost_ns(op, queues.items, 2048, 2, 4)
-            crews.append(Policy.planned().plan(queues, 16, cost).crew)
+            crews.append(Policy.planned().settle(queues, 16, cost).crew)
         assert crews == sorted(crews) and crews[0] < crews[-1]
 
 
@@ -543,7 +543,7 @@ def hand_made(producer, consumer, *, movers=True, counters=8, announced=0):
         announced=announced,
         producer=names[0],
         consumer=names[1],
-        crew="mover" if movers else "reducer",
+        crew_role="mover" if movers else "reducer",
         items={names[0]: stack(producer), names[1]: stack(consumer)},
     )
 
@@ -560,7 +560,7 @@ class Interleaving:
         self.home, self.holds, self.left = {}, {}, set()
         for rank in range(queues.ranks):
             for workgroup in range(workgroups):
-                self.home[rank, workgroup] = queues.crew if workgroup < policy.crew else "builder"
+                self.home[rank, workgroup] = queues.crew_role if workgroup < policy.crew else "builder"
 
     def ready(self, rank, role, index):
         item = self.queues.items[role][rank, index]
@@ -668,7 +668,7 @@ def test_the_check_says_what_chance_interleavings_come_to(free_producers):
                 assert all(run.counters[int(rank), counter] == gets for run in runs)
                 workgroup = int(stuck.group(2))
                 assert workgroup < workgroups
-                assert policy.kind != "fixed" or (workgroup < policy.crew) == (role == queues.crew)
+                assert policy.kind != "fixed" or (workgroup < policy.crew) == (role == queues.crew_role)
     kinds = ["fixed", "one_way"] + ["two_way"] * free_producers
     assert {(kind, ends) for kind in kinds for ends in (True, False)} == set(outcomes)
 

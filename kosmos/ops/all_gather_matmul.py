@@ -21,6 +21,7 @@ from kosmos.lang import (
     claim_two_way,
     close_slice,
     copy_tile,
+    counter_of,
     enter,
     fence_async,
     gemm_tile,
@@ -36,8 +37,8 @@ from kosmos.lang import (
     wait,
 )
 from kosmos.lang.items import CHUNK, COL, COLS, COLUMN, INDEX, ITEM_WORDS, ROW, ROWS, SIGNAL, WAIT, WAIT_COUNT
-from kosmos.lang.sync import counter_of
 from kosmos.ops.arguments import alignment, check_operands
+from kosmos.ops.autograd import Fused
 from kosmos.ops.launch import launch, plan_for
 from kosmos.schedule import Policy
 from kosmos.schedule.queues import Order
@@ -227,7 +228,7 @@ def all_gather_matmul(
     expired in an earlier one.
     """
     check_operands(x, w, world, "[ranks, M/ranks, K]", "[ranks, N, K]")
-    return _AllGatherMatmul.apply(x, w, world, policy, order)
+    return Fused.apply(x, w, world, policy, order, _forward, (_grad_x, _grad_w))
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Order) -> torch.Tensor:
@@ -256,23 +257,12 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
     return y
 
 
-class _AllGatherMatmul(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x, w, world, policy, order):
-        context.save_for_backward(x, w)
-        context.world = world
-        return _forward(x, w, world, policy, order)
+def _grad_x(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, world: World) -> torch.Tensor:
+    """The gradient of a gather is a reduce-scatter."""
+    from kosmos.ops.matmul_reduce_scatter import matmul_reduce_scatter
 
-    @staticmethod
-    def backward(context, grad):
-        from kosmos.ops.matmul_reduce_scatter import matmul_reduce_scatter
+    return matmul_reduce_scatter(grad, w.transpose(1, 2).contiguous(), world=world)
 
-        x, w = context.saved_tensors
-        grad = grad.contiguous()
-        grad_x = grad_w = None
-        if context.needs_input_grad[0]:
-            # the gradient of a gather is a reduce-scatter
-            grad_x = matmul_reduce_scatter(grad, w.transpose(1, 2).contiguous(), world=context.world)
-        if context.needs_input_grad[1]:
-            grad_w = grad.transpose(1, 2) @ x.flatten(0, 1)
-        return grad_x, grad_w, None, None, None
+
+def _grad_w(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, world: World) -> torch.Tensor:
+    return grad.transpose(1, 2) @ x.flatten(0, 1)

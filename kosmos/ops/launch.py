@@ -82,7 +82,7 @@ class Plan:
         )
         policy = policy or Policy.default(self.queues, world.workgroups)
         cost_ns = world.machine.cost_ns(op, self.queues.items, k, dtype.itemsize, world.ranks)
-        self.asked, self.policy = policy, policy.plan(self.queues, world.workgroups, cost_ns)
+        self.asked, self.policy = policy, policy.settle(self.queues, world.workgroups, cost_ns)
         check(self.queues, self.policy, world.workgroups)
         self.tables = {role: self._upload(table) for role, table in self.queues.items.items()}
         faults = [world.faults[rank].data_ptr() for rank in range(world.ranks)]

@@ -20,6 +20,7 @@ from kosmos.lang import (
     claim,
     claim_two_way,
     close_slice,
+    counter_on,
     enter,
     gemm_tile,
     leave,
@@ -34,8 +35,8 @@ from kosmos.lang import (
     wait,
 )
 from kosmos.lang.items import COLS, COLUMN, INDEX, ITEM_WORDS, ROW, ROWS, SIGNAL, SIGNAL_RANK, WAIT, WAIT_COUNT
-from kosmos.lang.sync import counter_on
 from kosmos.ops.arguments import alignment, check_operands
+from kosmos.ops.autograd import Fused
 from kosmos.ops.launch import launch, plan_for
 from kosmos.schedule import Policy
 from kosmos.schedule.queues import Order
@@ -209,7 +210,7 @@ def matmul_reduce_scatter(
     check_operands(x, w, world, "[ranks, M, K]", "[ranks, N, K]")
     if x.shape[1] % world.ranks:
         raise KosmosShapeError(f"x has M={x.shape[1]} rows; they must divide by ranks={world.ranks} to be scattered")
-    return _MatmulReduceScatter.apply(x, w, world, policy, order)
+    return Fused.apply(x, w, world, policy, order, _forward, (_grad_x, _grad_w))
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Order) -> torch.Tensor:
@@ -236,23 +237,12 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
     return y
 
 
-class _MatmulReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x, w, world, policy, order):
-        context.save_for_backward(x, w)
-        context.world = world
-        return _forward(x, w, world, policy, order)
+def _grad_x(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, world: World) -> torch.Tensor:
+    """The gradient of a reduce-scatter is a gather."""
+    from kosmos.ops.all_gather_matmul import all_gather_matmul
 
-    @staticmethod
-    def backward(context, grad):
-        from kosmos.ops.all_gather_matmul import all_gather_matmul
+    return all_gather_matmul(grad, w.transpose(1, 2).contiguous(), world=world)
 
-        x, w = context.saved_tensors
-        grad = grad.contiguous()
-        grad_x = grad_w = None
-        if context.needs_input_grad[0]:
-            # the gradient of a reduce-scatter is a gather
-            grad_x = all_gather_matmul(grad, w.transpose(1, 2).contiguous(), world=context.world)
-        if context.needs_input_grad[1]:
-            grad_w = grad.flatten(0, 1).T @ x
-        return grad_x, grad_w, None, None, None
+
+def _grad_w(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, world: World) -> torch.Tensor:
+    return grad.flatten(0, 1).T @ x

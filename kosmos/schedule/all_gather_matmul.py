@@ -48,7 +48,7 @@ def queues(
         announced=ranks,
         producer="mover",
         consumer="builder",
-        crew="mover",
+        crew_role="mover",
         items={"mover": np.stack(moves), "builder": np.stack(tiles)},
     )
 

@@ -21,7 +21,7 @@ def check(queues: Queues, policy: Policy, workgroups: int) -> None:
     """
     crew = policy.crew
     if crew is None:
-        raise KosmosArgumentError(f"policy {policy} has no crew yet; settle it with Policy.plan")
+        raise KosmosArgumentError(f"policy {policy} has no crew yet; settle it with Policy.settle")
     if crew > workgroups:
         raise KosmosArgumentError(
             f"crew={crew} of policy {policy} is larger than the {workgroups} workgroups of a rank"
@@ -52,7 +52,7 @@ def deadlock(queues: Queues, policy: Policy, workgroups: int) -> str | None:
     parked: dict[tuple[int, int], list[tuple[int, str, int]]] = defaultdict(list)
     crew = policy.crew or 0
     free = [
-        (rank, queues.crew if workgroup < crew else "builder", workgroup)
+        (rank, queues.crew_role if workgroup < crew else "builder", workgroup)
         for rank in range(queues.ranks)
         for workgroup in range(workgroups)
     ]
@@ -105,7 +105,7 @@ def deadlock(queues: Queues, policy: Policy, workgroups: int) -> str | None:
 def _serves(queues: Queues, policy: Policy, workgroups: int, role: str) -> bool:
     """Whether some workgroup starts in `role` or can switch into it."""
     crew = policy.crew or 0
-    starters = crew if role == queues.crew else workgroups - crew
+    starters = crew if role == queues.crew_role else workgroups - crew
     if policy.switches and role == queues.consumer:
         starters = workgroups
     if policy.kind == "two_way":

@@ -38,7 +38,7 @@ def queues(*, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int = 2,
         announced=0,
         producer="builder",
         consumer="reducer",
-        crew="reducer",
+        crew_role="reducer",
         items={"builder": builders, "reducer": reducers},
     )
 

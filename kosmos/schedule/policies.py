@@ -68,7 +68,7 @@ class Policy:
     @staticmethod
     def default(queues: Queues, workgroups: int) -> "Policy":
         """One-way. Movers, whom builders wait for, start as a fifth of the workgroups; reducers as a sixteenth."""
-        if queues.crew == queues.producer:
+        if queues.crew_role == queues.producer:
             return Policy.one_way(max(1, workgroups // 5))
         return Policy.one_way(min(max(1, workgroups // 16), workgroups - 1))
 
@@ -77,7 +77,7 @@ class Policy:
         """Whether producers join the consumers when their queue is empty."""
         return self.kind in ("one_way", "two_way")
 
-    def plan(self, queues: Queues, workgroups: int, cost_ns: dict[str, float]) -> "Policy":
+    def settle(self, queues: Queues, workgroups: int, cost_ns: dict[str, float]) -> "Policy":
         """This policy with its crew settled.
 
         cost_ns: for each role what all items of one rank would cost a single workgroup. `planned` takes the crew for
@@ -85,11 +85,11 @@ class Policy:
         """
         if self.kind != "planned":
             return self
-        if not queues.items[queues.crew].shape[1]:
+        if not queues.items[queues.crew_role].shape[1]:
             return Policy.fixed(0)
         if workgroups < 2:
             raise KosmosArgumentError(f"policy planned needs at least 2 workgroups a rank; there are {workgroups}")
-        communicate, build = cost_ns[queues.crew], cost_ns["builder"]
+        communicate, build = cost_ns[queues.crew_role], cost_ns["builder"]
         return Policy.fixed(min(range(1, workgroups), key=lambda c: max(communicate / c, build / (workgroups - c))))
 
     def __str__(self) -> str:

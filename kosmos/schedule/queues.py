@@ -39,7 +39,7 @@ class Queues:
     """The queues of one fused op: for each role an ITEM array [ranks, items] in the order in which they are claimed.
 
     The items of `producer` wait for nothing that another item of the launch makes ready; those of `consumer` wait for
-    the producer's. `crew` is the role of the workgroups that a policy sets aside for communication. Counters below
+    the producer's. `crew_role` is that of the workgroups that a policy sets aside for communication. Counters below
     `announced` are signalled by each rank's entry into the launch and not by an item.
     """
 
@@ -49,7 +49,7 @@ class Queues:
     announced: int
     producer: str
     consumer: str
-    crew: str
+    crew_role: str
     items: dict[str, np.ndarray]
 
 
