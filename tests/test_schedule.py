@@ -458,7 +458,8 @@ def small(op, ranks=2, **more):
 @pytest.mark.parametrize("workgroups", [1, 2, 3, 8, 9, 33, 132])
 def test_the_default_policy_can_always_finish(op, ranks, workgroups):
     queues = small(op, ranks)
-    policy = Policy.default(queues, workgroups)
+    cost_ns = {"mover": 1.0, "reducer": 1.0, "builder": 9.0}
+    policy = Policy.default(queues, workgroups, {role: cost_ns[role] for role in queues.items})
     assert policy.kind == "one_way" and policy.crew <= max(1, workgroups // 2)
     check(queues, policy, workgroups)
 

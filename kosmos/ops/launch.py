@@ -80,8 +80,8 @@ class Plan:
         self.queues = QUEUES[op](
             m=m, n=n, k=k, ranks=world.ranks, tile=self.blocks.tile, itemsize=dtype.itemsize, order=order
         )
-        policy = policy or Policy.default(self.queues, world.workgroups)
         cost_ns = world.machine.cost_ns(op, self.queues.items, k, dtype.itemsize, world.ranks)
+        policy = policy or Policy.default(self.queues, world.workgroups, cost_ns)
         self.asked, self.policy = policy, policy.settle(self.queues, world.workgroups, cost_ns)
         check(self.queues, self.policy, world.workgroups)
         self.tables = {role: self._upload(table) for role, table in self.queues.items.items()}

@@ -66,11 +66,14 @@ class Policy:
         )
 
     @staticmethod
-    def default(queues: Queues, workgroups: int) -> "Policy":
-        """One-way. Movers, whom builders wait for, start as a fifth of the workgroups; reducers as a sixteenth."""
+    def default(queues: Queues, workgroups: int, cost_ns: dict[str, float]) -> "Policy":
+        """One-way. Movers, whom builders wait for, start as a fifth of the workgroups; reducers, whom builders join in
+        the end, as three quarters of their share of the work, but no less than a sixteenth. cost_ns: as in `settle`.
+        """
         if queues.crew_role == queues.producer:
             return Policy.one_way(max(1, workgroups // 5))
-        return Policy.one_way(min(max(1, workgroups // 16), workgroups - 1))
+        share = cost_ns[queues.crew_role] / sum(cost_ns.values())
+        return Policy.one_way(min(max(1, workgroups // 16, round(0.75 * share * workgroups)), workgroups - 1))
 
     @property
     def switches(self) -> bool:
