@@ -53,20 +53,20 @@ def all_gather_matmul_kernel(
     x_tiles,  # x, gathered and w again, as what gemm_tile reads: pointers or tensor descriptors of [rows, k]
     gathered_tiles,
     w_tiles,
-    moves,  # the movers' queue, [ranks, n_moves, ITEM_WORDS]
+    moves,  # the movers' queue, [ranks, n_moves + 1, ITEM_WORDS]
     n_moves,
     width,  # columns that a mover item carries, but for the last part of a row block
-    tiles,  # the builders' queue, [ranks, n_tiles, ITEM_WORDS]
+    tiles,  # the builders' queue, [ranks, n_tiles + 1, ITEM_WORDS]
     n_tiles,
-    x_peers,
-    state,
+    x_peers,  # bytes from each rank's x to every other's, [ranks, ranks]
+    state,  # [ranks, state_words], symmetric: lang.sync
     state_words,
-    trace,
-    links,
-    first_rank,
-    crew,
-    capacity,
-    ticks_per_byte,
+    trace,  # the trace buffer, if TRACE: lang.record
+    links,  # until when each link is taken, [ranks * ranks], if PACED
+    first_rank,  # of this launch
+    crew,  # workgroups of a rank that start by communicating
+    capacity,  # records that a workgroup has room for
+    ticks_per_byte,  # of a paced link
     m,
     n,
     k,

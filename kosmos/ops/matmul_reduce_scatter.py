@@ -49,19 +49,19 @@ def matmul_reduce_scatter_kernel(
     w_tiles,
     part,  # [ranks, m, n], symmetric: each rank's product, in the dtype of x
     y,  # [ranks, m / RANKS, n]
-    tiles,  # the builders' queue, [ranks, n_tiles, ITEM_WORDS]
+    tiles,  # the builders' queue, [ranks, n_tiles + 1, ITEM_WORDS]
     n_tiles,
-    sums,  # the reducers' queue, [ranks, n_sums, ITEM_WORDS]
+    sums,  # the reducers' queue, [ranks, n_sums + 1, ITEM_WORDS]
     n_sums,
-    part_peers,
-    state,
+    part_peers,  # bytes from each rank's part to every other's, [ranks, ranks]
+    state,  # [ranks, state_words], symmetric: lang.sync
     state_words,
-    trace,
-    links,
-    first_rank,
-    crew,
-    capacity,
-    ticks_per_byte,
+    trace,  # the trace buffer, if TRACE: lang.record
+    links,  # until when each link is taken, [ranks * ranks], if PACED
+    first_rank,  # of this launch
+    crew,  # workgroups of a rank that start by communicating
+    capacity,  # records that a workgroup has room for
+    ticks_per_byte,  # of a paced link
     m,
     n,
     k,
