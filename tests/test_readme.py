@@ -7,15 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kosmos import Trace
+from kosmos import Trace, benchmark
 from kosmos.trace.metrics import microseconds
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDED = (ROOT / "traces" / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "traces").rglob("README.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "traces").rglob("README.md"))]
 
 
 def blocks(text: str, language: str = "") -> list[str]:
@@ -85,3 +86,14 @@ def test_recorded_traces_are_what_is_said():
         name = path.relative_to(ROOT / "traces").as_posix()
         found.append([name, shape, meta["policy"], meta["order"], makespan])
     assert sorted(rows) == found
+
+
+def test_the_performance_notes_say_what_was_measured():
+    cases = benchmark.load(ROOT / "docs/benchmarks/h200_one_rank_orders.json").cases
+    measured = []
+    for case in cases:
+        base, default = (next(run for run in case.runs if run.name == name) for name in (case.base.name, "default"))
+        burst = np.median(np.array(base.burst_ms) / default.burst_ms)
+        measured.append((f"{burst:.3f}", f"{base.sustained / default.sustained:.3f}"))
+    notes = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    assert re.findall(r", as (?:cuBLAS|the unfused path) \| ([\d.]+) \| ([\d.]+) \|", notes) == measured
