@@ -59,7 +59,7 @@ class Machine:
         """One workgroup carrying bytes over an idle link."""
         return moved_bytes / min(self.copy_gbps, self.link_gbps) + self.link_ns
 
-    def cost_ns(self, op: str, items: dict, k: int, itemsize: int, ranks: int) -> dict[str, float]:
+    def cost_ns(self, items: dict, k: int, itemsize: int, ranks: int) -> dict[str, float]:
         """For each role what all items of one rank would cost one workgroup of this machine, waits left out.
 
         items: role -> ITEM array [ranks, items]. k: columns that a builder multiplies over.

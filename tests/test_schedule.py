@@ -493,7 +493,7 @@ def test_only_planned_is_planned():
 def test_costs_grow_with_the_work_and_shrink_with_the_machine(op, name):
     def cost(machine, **more):
         a = dict(m=4 * 256, n=256, k=1024, ranks=4, tile=Tile(64, 64)) | more
-        return machine.cost_ns(op, QUEUES[op](**a).items, a["k"], 2, 4)
+        return machine.cost_ns(QUEUES[op](**a).items, a["k"], 2, 4)
 
     machine = machine_named(name)
     usual, communicate = cost(machine), {AG: "mover", RS: "reducer"}[op]
@@ -510,7 +510,7 @@ def test_a_slower_link_never_asks_for_a_smaller_planned_crew():
         crews = []
         for link in (64, 16, 8, 4, 2, 1, 0.5, 0.1):
             machine = machine_named("laptop").with_link(link)
-            cost = machine.cost_ns(op, queues.items, 2048, 2, 4)
+            cost = machine.cost_ns(queues.items, 2048, 2, 4)
             crews.append(Policy.planned().settle(queues, 16, cost).crew)
         assert crews == sorted(crews) and crews[0] < crews[-1]
 

@@ -80,7 +80,7 @@ class Plan:
         self.queues = QUEUES[op](
             m=m, n=n, k=k, ranks=world.ranks, tile=self.blocks.tile, itemsize=dtype.itemsize, order=order
         )
-        cost_ns = world.machine.cost_ns(op, self.queues.items, k, dtype.itemsize, world.ranks)
+        cost_ns = world.machine.cost_ns(self.queues.items, k, dtype.itemsize, world.ranks)
         policy = policy or Policy.default(self.queues, world.workgroups, cost_ns)
         self.asked, self.policy = policy, policy.settle(self.queues, world.workgroups, cost_ns)
         check(self.queues, self.policy, world.workgroups)
@@ -202,7 +202,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
             raise
         world.raise_fault()
     else:
-        if run and torch.cuda.is_current_stream_capturing():
+        if run and world.capturing():
             raise KosmosEnvironmentError("a launch cannot be recorded while it is captured into a graph")
         with torch.cuda.device(world.device):
             world.join_stream()
