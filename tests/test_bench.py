@@ -197,7 +197,7 @@ def test_baselines_do_what_the_ops_do():
         world = kosmos.World.virtual(ranks, 1, device="cpu")
         rows = 12 if op == SCATTER else 12 // ranks
         x, w = world.randn(rows, 7, torch.float32, 1), world.randn(5, 7, torch.float32, 2)
-        calls = measure._baselines(op, x, w)
+        calls = measure.baselines(op, x, w)
         for tensor in calls.scratch:
             tensor.fill_(float("nan"))
         y, parts = calls["unfused"]().double(), calls["gemm"]().double()
@@ -309,8 +309,8 @@ def test_the_table_says_what_was_measured(measured):
 
 def test_columns_stand_under_each_other():
     rows = [["", "above", "", "empty"], ["name", "ms", "", ""], ["a", "1.5", "", ""], ["longer", "", "", ""]]
-    assert table._aligned(rows, heads=2) == ["        above", "name       ms", "a         1.5", "longer"]
-    assert table._aligned([["a", "b"], ["longer", "c"]], left=2) == ["a       b", "longer  c"]
+    assert table.aligned(rows, heads=2) == ["        above", "name       ms", "a         1.5", "longer"]
+    assert table.aligned([["a", "b"], ["longer", "c"]], left=2) == ["a       b", "longer  c"]
 
 
 def test_the_summary_is_a_geometric_mean(measured):

@@ -63,7 +63,7 @@ def _case(measured: Measured) -> str:
         base = f"× {case.base}"
         above = ["", "burst", "", "", "", "", "× best", "× worst", "sustained", "", "", ""]
         below = ["", "ms", "", "TFLOP/s", base, "", "fixed", "fixed", "ms", base, "MHz", "W"]
-        lines += _aligned([above, below, *rows], heads=2)
+        lines += aligned([above, below, *rows], heads=2)
     lines += _remarks(measured)
     return "\n  ".join(lines)
 
@@ -194,7 +194,7 @@ def _groups(cases: list[Measured]) -> Iterable[tuple[str, list[Measured]]]:
             yield name or "all", group
 
 
-def _aligned(rows: list[list[str]], left: int = 1, heads: int = 1) -> list[str]:
+def aligned(rows: list[list[str]], left: int = 1, heads: int = 1) -> list[str]:
     """The columns under each other, the first ones to the left; a column that has only heads is dropped."""
     columns = [column for column in zip(*rows) if any(column[heads:])]
     padded = [
@@ -223,4 +223,4 @@ def compared(old: "Results", new: "Results") -> str:
     if len(rows) == 1:
         return "no case and variant is in both\n"
     note = "× base, burst; faster and slower: where the quartiles do not overlap"
-    return "\n".join([note, *_aligned(rows, 3)]) + "\n"
+    return "\n".join([note, *aligned(rows, 3)]) + "\n"
