@@ -24,7 +24,7 @@ from kosmos import ops, power
 from kosmos.benchmark.cases import DTYPES
 from kosmos.benchmark.measure import baselines
 from kosmos.benchmark.sustained.cases import UNFUSED, Point, Sweep
-from kosmos.benchmark.sustained.results import Results, Run
+from kosmos.benchmark.sustained.results import Copy, Results, Run
 from kosmos.benchmark.timer import GpuTimer, Loop
 from kosmos.doctor.reference import TOLERANCE
 from kosmos.errors import KosmosEnvironmentError
@@ -46,6 +46,9 @@ PROBE_S = 1.5
 """For how long the sensor is asked for how often it changes, under load."""
 
 IDLE_S = 1.5
+
+COPIED_BYTES, COPY_S = 4 << 30, 1.5
+"""Far more than any cache holds."""
 
 CHECKED_ROWS = 16
 
@@ -143,6 +146,8 @@ def measure(
             bar.set_description(f"preparing {point.name}")
             loops.append(bench.prepare(point))
             bar.update()
+        if sweep.over == "workgroups":
+            results.copy = _copies(sensor, runner)
         bar.set_description("warming up")
         updates = _warm_up(loops[sweep.full], sensor, runner)
         for at in sweep.order:
@@ -171,6 +176,19 @@ def _at_rest(sensor: Sensor, runner: Runner) -> Samples | None:
     with power.sample(hz=50, device=runner.device, sensor=sensor, updates={}) as samples:
         time.sleep(IDLE_S)
     return samples.samples
+
+
+def _copies(sensor: Sensor, runner: Runner) -> Copy:
+    """The device busy with its memory and little else, for what a byte costs."""
+    size = COPIED_BYTES if runner.device.type == "cuda" else 1 << 16
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=runner.device) for _ in range(2))
+    source.random_()
+    loop = runner.capture("copy", lambda: target.copy_(source), 4)
+    reading = nullcontext() if isinstance(sensor, power.NoSensor) else power.sample(50, runner.device, sensor, {})
+    with reading:
+        begin, end, replay_ms = runner.repeat(loop, COPY_S)
+    samples = None if isinstance(sensor, power.NoSensor) else reading.samples
+    return Copy(2 * size, begin, end, loop.inner, replay_ms, samples)
 
 
 def _warm_up(loop: Loop, sensor: Sensor, runner: Runner) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ computed when it is read:
                 "versions", "started", "ended", "command", "seed", "seconds"},
      "sweep": {"over", "points": [Point], "order": [index], "full"},
      "idle": Samples or null,         the device at rest, before anything ran
+     "copy": Copy or null,            the device copying its own memory
      "runs": [{                       in the order in which they ran
        "point",                       index of a point
        "begin_ns", "end_ns",          of the host's monotonic clock
@@ -93,12 +94,35 @@ class Run:
 
 
 @dataclass
+class Copy:
+    """Copies inside the device memory, back to back. moved_bytes: read and written by one copy."""
+
+    moved_bytes: int
+    begin_ns: int
+    end_ns: int
+    inner: int
+    replay_ms: list[float]
+    samples: Samples | None = None
+
+    @property
+    def gbps(self) -> float:
+        """Bytes read and written a second, in 10^9."""
+        return self.moved_bytes * self.inner / float(np.median(self.replay_ms)) * 1e-6
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean momentary power over the last half."""
+        return self.samples and self.samples.mean("power", (self.begin_ns + self.end_ns) // 2, self.end_ns)
+
+
+@dataclass
 class Results:
     """All that one sweep measured. note: where it comes from, if not from here and now; "" otherwise."""
 
     header: dict[str, Any] = field(default_factory=dict)
     sweep: Sweep | None = None
     idle: Samples | None = None
+    copy: Copy | None = None
     runs: list[Run] = field(default_factory=list)
     note: str = ""
 
@@ -193,13 +217,8 @@ class Results:
             "header": self.header,
             "sweep": dataclasses.asdict(self.sweep) if self.sweep else None,
             "idle": self.idle and self.idle.as_json(),
-            "runs": [
-                {
-                    **{name.name: getattr(run, name.name) for name in dataclasses.fields(Run)},
-                    "samples": run.samples and run.samples.as_json(),
-                }
-                for run in self.runs
-            ],
+            "copy": self.copy and _as_json(self.copy),
+            "runs": [_as_json(run) for run in self.runs],
         }
         with whole_file(path, KosmosArgumentError) as file:
             file.write((json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n").encode())
@@ -242,7 +261,10 @@ class Results:
                 raise ValueError("a time is no positive number")
             runs.append(run)
         idle = content["idle"] and Samples.from_json(content["idle"])
-        return cls(dict(content["header"]), sweep, idle, runs)
+        copied = content["copy"] and dict(content["copy"])
+        if copied:
+            copied["samples"] = copied["samples"] and Samples.from_json(copied["samples"])
+        return cls(dict(content["header"]), sweep, idle, copied and Copy(**copied), runs)
 
     def __str__(self) -> str:
         from kosmos.benchmark.sustained.table import table
@@ -254,6 +276,11 @@ class Results:
         from kosmos.benchmark.sustained.figure import figure
 
         return figure(self)
+
+
+def _as_json(run: Run | Copy) -> dict[str, Any]:
+    content = {part.name: getattr(run, part.name) for part in dataclasses.fields(run)}
+    return {**content, "samples": run.samples and run.samples.as_json()}
 
 
 def column(rows: Iterable[dict[str, Any]], name: str) -> np.ndarray:

@@ -90,6 +90,10 @@ def _notes(results: "Results", rows: list[dict[str, Any]]):
             if found:
                 low, middle, high = (100 * one for one in found)
                 yield f"{what} takes {middle:+.3f} % ({low:+.3f} to {high:+.3f}) longer while the sensor is read"
+    if results.copy and results.copy.power_w:
+        yield f"copies in device memory: {results.copy.gbps:.0f} GB/s read and written, {results.copy.power_w:.1f} W"
+    if results.idle and results.idle.mean("power"):
+        yield f"at rest: {results.idle.mean('power'):.1f} W at {results.idle.mean('sm_clock') or 0:.0f} MHz"
     updates = next((run.samples.updates for run in results.runs if run.samples), {})
     told = [f"{name} {period:.0f} ms" for name, period in updates.items() if period]
     if told:
