@@ -5,10 +5,15 @@ QUANTITIES. What it does not know ("N/A", an error, a driver that lacks it) is n
 Everything is read only and needs no root.
 """
 
+import bisect
 import math
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from kosmos.errors import KosmosEnvironmentError
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,27 @@ class Amd:
         return found
 
 
+class Recorded:
+    """Samples that were recorded, played back at the pace at which they were: what a sensor said `begin` seconds into
+    them when this object was made, and so on; when they are over it is gone, as a sensor that dies is."""
+
+    def __init__(self, samples: Any, begin: float = 0.0) -> None:
+        self.name = f"a recording of {samples.sensor}"
+        self.limits = dict(samples.limits)
+        self._times = [(time - samples.begin_ns) * 1e-9 for time, _ in samples.readings]
+        self._values = [dict(values) for _, values in samples.readings]
+        self._end = samples.seconds
+        self._origin = time.monotonic() - begin
+
+    def read(self) -> dict[str, float]:
+        """The last reading until now."""
+        since = time.monotonic() - self._origin
+        if since > self._end:
+            raise KosmosEnvironmentError(f"the recording is over after {self._end:.2f} s")
+        at = bisect.bisect_right(self._times, since) - 1
+        return dict(self._values[at]) if at >= 0 else {}
+
+
 def find(device: Any = None) -> Sensor:
     """The sensor of a GPU: of torch's `device` (an index, "cuda:1", a torch.device), by default of its current one."""
     index = device if isinstance(device, int) else getattr(device, "index", None)
@@ -259,8 +285,6 @@ def find(device: Any = None) -> Sensor:
 
 def _torch_property(device: int | None, name: str) -> Any:
     """A property of torch's GPU, None if torch is not loaded or sees none: it is not loaded for this."""
-    import sys
-
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return None

@@ -146,6 +146,7 @@ def measure(
             bar.set_description(f"preparing {point.name}")
             loops.append(bench.prepare(point))
             bar.update()
+        results.header["tile"] = bench.tile
         if sweep.over == "workgroups":
             results.copy = _copies(sensor, runner)
         bar.set_description("warming up")
@@ -317,6 +318,12 @@ class _Bench:
         self.finish()
         self._check(point, loop.output)
         return loop
+
+    @property
+    def tile(self) -> list[int] | None:
+        """Rows and columns of a builder's tile."""
+        plans = [plan for world in self._worlds.values() for plan in world._plans.values()]
+        return list(plans[0].blocks.tile) if plans else None
 
     def finish(self) -> None:
         """Wait for the device, and raise what it has to report."""

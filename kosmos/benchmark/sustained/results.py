@@ -30,12 +30,17 @@ from typing import Any
 
 import numpy as np
 
+from kosmos.benchmark.cases import BYTES
 from kosmos.benchmark.sustained.cases import OVER, SETTLE_S, Point, Sweep
 from kosmos.errors import KosmosArgumentError
 from kosmos.files import whole_file
+from kosmos.power.model import Fit, Observation, fit
 from kosmos.power.samples import Samples
 
 FORMAT = 1
+
+TILE = (128, 256)
+"""Of a builder on an H200, where a file does not say."""
 
 
 @dataclass
@@ -208,6 +213,40 @@ class Results:
             return None
         low, middle, high = np.quantile(pairs, [0.25, 0.5, 0.75])
         return float(low), float(middle), float(high)
+
+    def observations(self) -> list[Observation]:
+        """The points of a sweep over workgroups with a known clock and power, for a fit."""
+        found = []
+        for at in range(len(self.sweep.points)):
+            point, rows = self.sweep.points[at], self.of(at)
+            row = self._row(at) if rows else None
+            if self.sweep.over != "workgroups" or row is None or None in (row["clock_mhz"], row["power_w"]):
+                continue
+            high, wide = self.header.get("tile", TILE)
+            tiles = math.ceil(point.m / high) * math.ceil(point.n / wide) * point.ranks
+            # what has to move at least: both operands and the product, once
+            moved = (point.m + point.n) * point.k + point.m * point.n
+            gbps = moved * BYTES[point.dtype] * point.ranks / row["call_ms"] * 1e-6
+            found.append(Observation(point.active, tiles, row["tflops"], row["clock_mhz"], row["power_w"], gbps))
+        return found
+
+    def fit(self) -> Fit:
+        """The power model that describes a sweep over workgroups. Raises KosmosArgumentError for another sweep, or one
+        that says too little."""
+        if self.sweep.over != "workgroups":
+            raise KosmosArgumentError(f"a power model is fitted to a sweep over workgroups, not over {self.sweep.over}")
+        highest = self.header.get("max_clock_mhz")
+        known = self.observations()
+        if not known or not highest:
+            raise KosmosArgumentError("this sweep has no clock and power to fit a model to")
+        return fit(known, float(highest), self.byte_pj or 0.0)
+
+    @property
+    def byte_pj(self) -> float | None:
+        """What a byte costs that is copied inside the device memory, in pJ: all that the board draws more than at rest,
+        by the bytes read and written. None if that is not known."""
+        copied, rest = self.copy and self.copy.power_w, self.idle and self.idle.mean("power")
+        return None if copied is None or rest is None else 1e3 * max(copied - rest, 0.0) / self.copy.gbps
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all. Raises KosmosArgumentError if it cannot be written."""
