@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from kosmos.errors import KosmosArgumentError
+from kosmos.power.clocks import with_counters
 from kosmos.power.sensors import QUANTITIES, unit_of
 from kosmos.power.timebase import Timebase
 from kosmos.trace import COUNTERS, Trace
@@ -219,7 +220,7 @@ class Samples:
             keep[at[first : np.searchsorted(time[at], end, "right") + 1]] = True
         counters = pa.concat_tables([trace.counters, table.filter(pa.array(keep))])
         said = {"sensor": self.sensor, "hz": self.hz, "updates_ms": self.updates, "timebase": self.timebase.as_json()}
-        return Trace(trace.spans, trace.queue, counters, {**trace.meta, "power": said})
+        return with_counters(trace, counters, power=said)
 
     def report(self) -> str:
         """What was read, how often it changes, and what is missing, as a few lines of text."""
