@@ -47,7 +47,9 @@ def _header(header: dict) -> str:
     ]
     lines = [", ".join(machine), ", ".join(versions), ", ".join(run), *told("{}", "command")]
     missing = str(header.get("sensors") or "")
-    return "\n".join(filter(None, [*lines, missing if " " in missing else ""]))
+    # a sentence where there is none; else what is read, through which library
+    told = missing if " " in missing and " through " not in missing else ""
+    return "\n".join(filter(None, [*lines, told]))
 
 
 def _case(measured: Measured) -> str:
