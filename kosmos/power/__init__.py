@@ -6,7 +6,7 @@ device's. clocks: the clock that every workgroup ran at, from a trace; figure: a
 
 from kosmos.power.clocks import clock_counters, clock_map
 from kosmos.power.figure import clock_figure
-from kosmos.power.model import Fit, Observation, PowerModel, fit
+from kosmos.power.model import Fit, Observation, PowerModel, busy, fit
 from kosmos.power.sampler import probe, sample
 from kosmos.power.samples import Gap, Samples
 from kosmos.power.sensors import NoSensor, Recorded, find
@@ -19,20 +19,39 @@ __all__ = [
     "PowerModel",
     "Recorded",
     "Samples",
+    "busy",
     "clock_counters",
     "clock_figure",
     "clock_map",
     "find",
     "fit",
+    "load",
     "probe",
+    "recording",
     "sample",
     "sweep",
 ]
 
 
+# Upwards, as Trace.plot does: for people, who look for these here.
+
+
 def sweep(*arguments, **options):
     """See kosmos.benchmark.sustained.sweep."""
-    # the one import upwards: for people, who look for it here
     from kosmos.benchmark.sustained import sweep
 
     return sweep(*arguments, **options)
+
+
+def load(path):
+    """The sweep that was saved at `path`; see kosmos.benchmark.sustained.load."""
+    from kosmos.benchmark.sustained import load
+
+    return load(path)
+
+
+def recording(over="workgroups"):
+    """The sweep that was measured on an H200; see kosmos.benchmark.sustained.recording."""
+    from kosmos.benchmark.sustained import recording
+
+    return recording(over)

@@ -34,7 +34,7 @@ from kosmos.benchmark.cases import BYTES
 from kosmos.benchmark.sustained.cases import OVER, SETTLE_S, Point, Sweep
 from kosmos.errors import KosmosArgumentError
 from kosmos.files import whole_file
-from kosmos.power.model import Fit, Observation, fit
+from kosmos.power.model import Fit, Observation, PowerModel, fit
 from kosmos.power.samples import Samples
 
 FORMAT = 1
@@ -315,6 +315,15 @@ class Results:
         from kosmos.benchmark.sustained.figure import figure
 
         return figure(self)
+
+    def headroom_figure(self, others: "dict[str, tuple[PowerModel, int]] | None" = None):
+        """A matplotlib Figure of the share of the throughput that is kept with a share of the units.
+
+        others: models of other machines by name, each with its number of units, drawn beside what was measured.
+        """
+        from kosmos.benchmark.sustained.figure import headroom
+
+        return headroom(self, others=others)
 
 
 def _as_json(run: Run | Copy) -> dict[str, Any]:
