@@ -139,8 +139,8 @@ class Runner:
 
         def replay():
             output.copy_(call())
-            if self.broken == name:
-                output.add_(1)
+            if self.broken and self.broken[0] == name:
+                self.broken[1](output)
 
         return Loop(name, inner, replay, output)
 
@@ -199,9 +199,13 @@ def test_a_sweep_in_the_emulator(over, tmp_path):
 
 
 def test_results_are_checked(tmp_path):
-    broken = planned("data", m=64, n=128, k=64, units=8).points[0].name
+    names = [point.name for point in planned("workgroups", m=64, n=128, k=64, units=8).points]
+    broken = names[0], lambda output: output.add_(1)
     with pytest.raises(KosmosEnvironmentError, match="the result is wrong, off by"):
-        power.sweep(over="data", runner=Runner(broken=broken), sensor=Sensor(steady), **SMALL)
+        power.sweep(runner=Runner(broken=broken), sensor=Sensor(steady), **SMALL)
+    slightly = names[1], lambda output: output[0, 0, :1].mul_(1.02)
+    with pytest.raises(KosmosEnvironmentError, match="bits of the result depend on the grid"):
+        power.sweep(runner=Runner(broken=slightly), sensor=Sensor(steady), **SMALL)
 
 
 def test_a_run_that_ends_early_leaves_what_it_measured(tmp_path):
