@@ -3,13 +3,13 @@
 A release atomic orders the stores of the one thread that issues it. What the other threads of the workgroup have
 stored is there only if, after the last of those stores,
 
-    each wave has drained its own stores        ROCm: s_waitcnt vmcnt(0)    CUDA, of bulk stores: cp.async.bulk.wait_group 0
+    each wave has drained its own stores        ROCm: s_waitcnt vmcnt(0)    CUDA: cp.async.bulk.wait_group 0
     all waves have met                          ROCm: s_barrier             CUDA: bar.sync 0
     the L2 cache has been written back          ROCm: buffer_wbl2, s_waitcnt vmcnt(0)
 
-The last line is the release's own part, and CUDA's releases are whole; ordinary stores need no draining there. But LLVM drops the wait after buffer_wbl2 where
-it takes vmcnt to be 0 already (llvm/llvm-project#178316; Triton 3.6 and 3.7 have that LLVM): the signal can then be
-seen before the data.
+CUDA's ordinary stores need no draining, its bulk stores (TMA) do. The last line is the release's own part, and CUDA's
+releases are whole. But LLVM drops the wait after buffer_wbl2 where it takes vmcnt to be 0 already
+(llvm/llvm-project#178316; Triton 3.6 and 3.7 have that LLVM): the signal can then be seen before the data.
 
 This is demanded of every release, not only of those that hand on a tile: they look alike in assembly, where source
 lines are merged, and one rule without exceptions cannot be met by accident. Only compare-and-swaps are left out,

@@ -122,7 +122,7 @@ class Plan:
         }
 
     def result(self, **result: torch.Tensor) -> dict[str, Any]:
-        """The argument NAME_tiles for store_tile: a stacked tensor, or its descriptor if every tile has all its rows."""
+        """The argument NAME_tiles for store_tile: a stacked tensor, or its descriptor if all tiles are whole."""
         ((name, tensor),) = result.items()
         if not self.tma_store:
             return {f"{name}_tiles": tensor}
