@@ -50,6 +50,22 @@ def now(_semantic=None):
 
 
 @_builtin
+def time_of_record(_semantic=None):
+    """As `now`, but only in the thread that stores scalars: CUDA's timer is slow to read, and the others need not."""
+    return _by_backend(
+        _semantic,
+        (
+            "{\n.reg .pred first;\n.reg .u32 thread;\nmov.u32 thread, %tid.x;\nsetp.eq.u32 first, thread, 0;\n"
+            "mov.u64 $0, 0;\n@first mov.u64 $0, %globaltimer;\n}",
+            "=l",
+        ),
+        ("s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s"),
+        "kosmos_now",
+        core.int64,
+    )
+
+
+@_builtin
 def cycles(_semantic=None):
     """The clock counter of the compute unit, int64: cycles over time is the clock that a workgroup ran at."""
     return _by_backend(
@@ -90,12 +106,15 @@ def unit():
 
 
 @_builtin
-def poll(pointer, _semantic=None):
-    """Read an int32 that another workgroup or GPU may be writing; later reads see what was written before it."""
+def poll(pointer, scope="sys", _semantic=None):
+    """Read an int32 that another workgroup or GPU may be writing; later reads see what was written before it.
+
+    scope: "gpu" if all who write it are on this GPU.
+    """
     # tl.load has no acquire, and volatile or .cv loads do not mean the same on every target
     return _by_backend(
         _semantic,
-        ("ld.acquire.sys.global.b32 $0, [$1];", "=r,l"),
+        (f"ld.acquire.{core._unwrap_if_constexpr(scope)}.global.b32 $0, [$1];", "=r,l"),
         ("global_load_dword $0, $1, off sc0 sc1\ns_waitcnt vmcnt(0)\nbuffer_inv sc0 sc1", "=&v,v"),
         "kosmos_poll",
         core.int32,
@@ -124,12 +143,15 @@ def gather_stores(_semantic=None):
 
     What has to stand before every release: of itself it orders the stores of one thread.
     """
-    # CUDA: not tl.debug_barrier, since Triton does not pipeline a loop that has one.
+    # CUDA: not tl.debug_barrier, since Triton does not pipeline a loop that has one. What the tensor memory accelerator
+    # stores is waited for by the thread that gave the order.
     # ROCm: each wave waits for its own stores, all meet, and the cache is written back. The release does that again,
     # but LLVM may drop its wait for it (llvm-project#178316).
+    accelerated = _semantic.builder.options.backend_name == "cuda" and int(_semantic.builder.options.arch[2:]) >= 90
+    drain = "cp.async.bulk.wait_group 0;\n" if accelerated else ""
     return _by_backend(
         _semantic,
-        ("bar.sync 0;\nmov.u32 $0, 0;", "=r"),
+        (f"{drain}bar.sync 0;\nmov.u32 $0, 0;", "=r"),
         (
             "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_barrier\nbuffer_wbl2 sc0 sc1\ns_waitcnt vmcnt(0)\ns_mov_b32 $0, 0",
             "=s",

@@ -6,7 +6,7 @@ The layout is that of kosmos.trace.records.
 import triton
 import triton.language as tl
 
-from kosmos.lang.device import cycles, now, unit
+from kosmos.lang.device import cycles, now, time_of_record, unit
 from kosmos.trace import records
 
 WORDS = tl.constexpr(records.WORDS)
@@ -25,9 +25,9 @@ ITEM_SHIFT = tl.constexpr(records.ITEM_SHIFT)
 
 @triton.jit
 def stamp(TRACE: tl.constexpr):
-    """The time, if anybody is to know it."""
+    """The time, if anybody is to know it; in the thread that writes records."""
     if TRACE:
-        return now()
+        return time_of_record()
     else:
         return tl.full((), 0, tl.int64)
 

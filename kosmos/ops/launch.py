@@ -13,7 +13,7 @@ from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 from kosmos.lang.sync import new_state
 from kosmos.ops.arguments import alignment
 from kosmos.schedule import QUEUES, Policy, Tile, check
-from kosmos.schedule.queues import FIELDS, Order, order_name
+from kosmos.schedule.queues import FIELDS, Order, group_for, order_name
 from kosmos.trace import Trace, records
 from kosmos.world import World, recording
 
@@ -59,7 +59,7 @@ def blocks_for(backend: str, itemsize: int, ranks: int, capability: int, aligned
     rows, stages = (32, 3) if ranks <= 4 else (16, 3) if ranks <= 8 else (16, 1)
     # before Triton 3.7 a flattened loop does not compile for Blackwell
     flatten = capability < 100
-    return Blocks(Tile(128, 256), 64, Tile(32, 512), Tile(rows, 256), 8, 4, 4, stages, tma=True, flatten=flatten)
+    return Blocks(Tile(128, 256), 64, Tile(32, 512), Tile(rows, 256), 8, 4, 6, stages, tma=True, flatten=flatten)
 
 
 class Plan:
@@ -77,8 +77,17 @@ class Plan:
         major, minor = torch.cuda.get_device_capability(world.device) if backend == "cuda" else (0, 0)
         capability = 10 * major + minor
         self.blocks = blocks_for(backend, dtype.itemsize, world.ranks, capability, aligned)
+        row_bytes = n * dtype.itemsize
+        self.tma_store = self.blocks.tma and (m // world.ranks) % self.blocks.tile.rows == 0 and row_bytes % 16 == 0
         self.queues = QUEUES[op](
-            m=m, n=n, k=k, ranks=world.ranks, tile=self.blocks.tile, itemsize=dtype.itemsize, order=order
+            m=m,
+            n=n,
+            k=k,
+            ranks=world.ranks,
+            tile=self.blocks.tile,
+            itemsize=dtype.itemsize,
+            order=order,
+            group=group_for(world.workgroups, self.blocks.tile),
         )
         cost_ns = world.machine.cost_ns(self.queues.items, k, dtype.itemsize, world.ranks)
         policy = policy or Policy.default(self.queues, world.workgroups, cost_ns)
@@ -111,6 +120,14 @@ class Plan:
             )
             for name, (tensor, side) in operands.items()
         }
+
+    def result(self, **result: torch.Tensor) -> dict[str, Any]:
+        """The argument NAME_tiles for store_tile: a stacked tensor, or its descriptor if all tiles are whole."""
+        ((name, tensor),) = result.items()
+        if not self.tma_store:
+            return {f"{name}_tiles": tensor}
+        block = [self.blocks.tile.rows, self.blocks.tile.cols // 2]
+        return {f"{name}_tiles": TensorDescriptor.from_tensor(tensor.flatten(0, 1), block)}
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Scratch memory of the op's dtype that is kept between calls; plans of one world share it."""
@@ -174,6 +191,8 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "ticks_per_byte": 1 / (world.link_gbps * tick_ns(world)) if paced else 0.0,
         **plan.shape,
         "RANKS": world.ranks,
+        # virtual ranks share one GPU
+        "SCOPE": "gpu",
         "WORKGROUPS": world.workgroups,
         "SWITCH": plan.policy.switches,
         "TWO_WAY": plan.policy.kind == "two_way",
@@ -183,6 +202,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "BN": plan.blocks.tile.cols,
         "BK": plan.blocks.step,
         "TMA": plan.blocks.tma,
+        "TMA_STORE": plan.tma_store,
         "FLATTEN": plan.blocks.flatten,
         "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
     }

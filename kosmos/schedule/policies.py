@@ -67,13 +67,12 @@ class Policy:
 
     @staticmethod
     def default(queues: Queues, workgroups: int, cost_ns: dict[str, float]) -> "Policy":
-        """One-way. Movers, whom builders wait for, start as a fifth of the workgroups; reducers, whom builders join in
-        the end, as three quarters of their share of the work, but no less than a sixteenth. cost_ns: as in `settle`.
+        """One-way. Movers, whom builders wait for, start as 1.3 times their share of the work; reducers, whom builders
+        join in the end, as three quarters of it; both are a sixteenth at least. cost_ns: as in `settle`.
         """
-        if queues.crew_role == queues.producer:
-            return Policy.one_way(max(1, workgroups // 5))
         share = cost_ns[queues.crew_role] / sum(cost_ns.values())
-        return Policy.one_way(min(max(1, workgroups // 16, round(0.75 * share * workgroups)), workgroups - 1))
+        crew = round((1.3 if queues.crew_role == queues.producer else 0.75) * share * workgroups)
+        return Policy.one_way(max(1, min(max(workgroups // 16, crew), workgroups - 1)))
 
     @property
     def switches(self) -> bool:
