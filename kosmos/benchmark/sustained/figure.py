@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from kosmos.benchmark.figure import FAINT, INK, _plain
 from kosmos.errors import KosmosArgumentError, KosmosError
@@ -181,14 +182,15 @@ def _bars(results: "Results") -> Figure:
 def _sampling(results: "Results") -> Figure:
     off, on = results.of(0), results.of(1)
     extra = [100 * (b.call_ms / a.call_ms - 1) for a, b in zip(off, on)]
-    drawn = NotebookFigure(figsize=(7, 3), layout="constrained", facecolor="white")
+    drawn = NotebookFigure(figsize=(7, 3.6), layout="constrained", facecolor="white")
     axes = drawn.subplots()
     axes.plot(range(1, len(extra) + 1), extra, **LOOKS["tflops"], linestyle="none")
     axes.axhline(0, color=INK, linewidth=1)
     axes.axhline(0.5, color=INK, linewidth=1, linestyle=":")
     axes.set_xlabel("turn")
     hz = results.sweep.points[1].sampled_hz
-    axes.set_ylabel(f"a call takes longer while\nthe sensor is read {hz:g} times a second (%)")
+    axes.set_ylabel(f"a call takes longer if the sensor\nis read {hz:g} times a second (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _plain(axes, "y")
     looks = {**LOOKS["tflops"], "linestyle": "none"}
     _legend(drawn, [("a run with, against its neighbour without", looks), ("0.5 %", {"color": INK, "linestyle": ":"})])
