@@ -50,19 +50,21 @@ def now(_semantic=None):
 
 
 @_builtin
-def time_of_record(_semantic=None):
-    """As `now`, but only in the thread that stores scalars: CUDA's timer is slow to read, and the others need not."""
-    return _by_backend(
-        _semantic,
-        (
-            "{\n.reg .pred first;\n.reg .u32 thread;\nmov.u32 thread, %tid.x;\nsetp.eq.u32 first, thread, 0;\n"
-            "mov.u64 $0, 0;\n@first mov.u64 $0, %globaltimer;\n}",
-            "=l",
-        ),
-        ("s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s"),
-        "kosmos_now",
-        core.int64,
+def now_after(before, _semantic=None):
+    """The time, which is less than 4 s after `before`; only in the thread that stores scalars, in whose registers
+    `before` has to be right.
+
+    CUDA's timer is slow to read, and 64 bits take several reads: here one thread reads 32 of them.
+    """
+    if _semantic.builder.options.backend_name != "cuda":
+        return now(_semantic=_semantic)
+    text = (
+        "{\n.reg .pred first;\n.reg .u32 low, passed;\n.reg .u64 wide;\n"
+        "mov.u32 low, %tid.x;\nsetp.eq.u32 first, low, 0;\n"
+        "cvt.u32.u64 passed, $1;\nmov.u32 low, passed;\n@first mov.u32 low, %globaltimer_lo;\n"
+        "sub.u32 passed, low, passed;\ncvt.u64.u32 wide, passed;\nadd.u64 $0, $1, wide;\n}"
     )
+    return _asm(text, "=l,l", [before], core.int64, _semantic)
 
 
 @_builtin
@@ -158,6 +160,20 @@ def gather_stores(_semantic=None):
         ),
         "kosmos_gather_stores",
         core.int32,
+    )
+
+
+@_builtin
+def hold(value, _semantic=None):
+    """An int32 as it is, known from here on only. In a flattened loop Triton hands a value that the beginning of a turn
+    knows to the end of that same turn, even if the end was to have the last turn's."""
+    return _by_backend(
+        _semantic,
+        ("mov.b32 $0, $1;", "=r,r"),
+        ("v_mov_b32 $0, $1", "=v,v"),
+        "kosmos_hold",
+        core.int32,
+        (value,),
     )
 
 

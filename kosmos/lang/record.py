@@ -6,7 +6,7 @@ The layout is that of kosmos.trace.records.
 import triton
 import triton.language as tl
 
-from kosmos.lang.device import cycles, now, time_of_record, unit
+from kosmos.lang.device import cycles, now, now_after, unit
 from kosmos.trace import records
 
 WORDS = tl.constexpr(records.WORDS)
@@ -25,11 +25,20 @@ ITEM_SHIFT = tl.constexpr(records.ITEM_SHIFT)
 
 @triton.jit
 def stamp(TRACE: tl.constexpr):
-    """The time, if anybody is to know it; in the thread that writes records."""
+    """The time, if anybody is to know it."""
     if TRACE:
-        return time_of_record()
+        return now()
     else:
         return tl.full((), 0, tl.int64)
+
+
+@triton.jit
+def stamp_after(before, TRACE: tl.constexpr):
+    """The time, less than 4 s after an earlier stamp; only the thread that writes records knows it."""
+    if TRACE:
+        return now_after(before)
+    else:
+        return before
 
 
 @triton.jit
@@ -58,7 +67,7 @@ def record(log, count, role, item, claimed, started, cycles_before, TRACE: tl.co
     log: (slice, capacity).
     """
     trace, capacity = log
-    ended, cycles_after = stamp(TRACE), stamp_cycles(TRACE)
+    ended, cycles_after = stamp_after(started, TRACE), stamp_cycles(TRACE)
     if TRACE:
         if count < capacity:
             row = trace + (1 + count).to(tl.int64) * WORDS

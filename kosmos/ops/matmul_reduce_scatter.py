@@ -23,6 +23,7 @@ from kosmos.lang import (
     counter_on,
     enter,
     gemm_tile,
+    hold,
     leave,
     open_slice,
     pace,
@@ -30,6 +31,7 @@ from kosmos.lang import (
     reduce_tile,
     signal,
     stamp,
+    stamp_after,
     stamp_cycles,
     store_tile,
     wait,
@@ -170,7 +172,7 @@ def _build(
     if rows > 0:
         claimed, clocked = record(log, done, BUILDER, index, claimed, claimed, clocked, TRACE)
         done += 1
-    return claimed, clocked, done, (adder, counter)
+    return claimed, clocked, done, (hold(adder), hold(counter))
 
 
 @triton.jit
@@ -194,7 +196,7 @@ def _reduce(
     row, rows = tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * RN, tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS, SCOPE)
-    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
+    started, clocked = stamp_after(claimed, TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     mine = part + (local * m + row).to(tl.int64) * n
     out = y + (local * shard + row - rank * shard).to(tl.int64) * n
