@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -519,3 +520,35 @@ def test_wrong_arguments_are_one_line(arguments, capsys):
 
 def test_the_public_names():
     assert kosmos.power.sweep is power.sweep and Path(sustained.RECORDINGS).parts[-2:] == ("h200", "power")
+
+
+def test_replays_on_a_gpu_are_timed_end_to_end_and_what_stands_between_is_not(monkeypatch):
+    from test_bench import FakeGpu
+
+    from kosmos.benchmark.sustained import measure
+
+    gpu = FakeGpu(monkeypatch)
+    clock = SimpleNamespace(monotonic_ns=lambda: int(gpu.host * 1e6), sleep=gpu.rest)
+    monkeypatch.setattr(measure, "time", clock)
+    runner = measure.GpuRunner(torch.device("cpu"))
+    loop = runner.capture("a", gpu.call(3), 4)  # 13 ms a call
+    recorded = []
+
+    def aside():
+        recorded.append(gpu.now)
+        gpu.run(7)
+
+    gpu.host = gpu.now
+    begin, end, replay_ms = runner.repeat(loop, 2.0, aside)
+    assert replay_ms == pytest.approx([52.0] * len(replay_ms)) and 6 <= len(recorded) <= 8
+    assert end - begin == pytest.approx(1e6 * (sum(replay_ms) + 7 * len(recorded)))
+    # a rest of the host between replays is the replays' own fault
+    replay = loop.replay
+
+    def slow():
+        gpu.host = max(gpu.host, gpu.now) + 20
+        replay()
+
+    loop.replay = slow
+    _, _, replay_ms = runner.repeat(loop, 1.0)
+    assert replay_ms[1:] == pytest.approx([72.0] * (len(replay_ms) - 1))
