@@ -1,7 +1,7 @@
 """Records the launches against which the simulator is validated: python traces/record_validation.py FOLDER
 
-On a GPU, for both ops on 2, 4 and 8 virtual ranks: shapes, policies, crews, orders and paced links. Of LAUNCHES launches
-of a setting the one with the median makespan is kept; the makespans of all are in its meta, as `makespans_ns`.
+On a GPU, for both ops on 2, 4 and 8 virtual ranks: shapes, policies, crews, orders and paced links. Of the LAUNCHES
+launches of a setting the one of median makespan is kept; the makespans of all are in its meta, as `makespans_ns`.
 `--warm I N` only compiles: every N-th setting from the I-th on, so that N processes can share the work.
 """
 
@@ -23,7 +23,7 @@ OTHER_ORDER = {"all_gather_matmul": "rank", "matmul_reduce_scatter": "row"}
 
 
 def settings() -> list[dict]:
-    """What is recorded: op, ranks, m, n, k, policy, order and link_gbps of each launch. `crew`: of the default policy."""
+    """What is recorded. `crew` in a policy: that of the default policy; `twice`: one more than twice that."""
     found = []
 
     def add(op, ranks, shape, policy, order=None, link_gbps=None):
