@@ -63,7 +63,7 @@ def blocks_for(backend: str, itemsize: int, ranks: int, capability: int, aligned
     rows, stages = (32, 3) if ranks <= 4 else (16, 3) if ranks <= 8 else (16, 1)
     # before Triton 3.7 a flattened loop does not compile for Blackwell
     flatten = capability < 100
-    return Blocks(Tile(128, 256), 64, Tile(32, 512), Tile(rows, 256), 8, 4, 6, stages, tma=True, flatten=flatten)
+    return Blocks(Tile(128, 256), 64, Tile(32, 512), Tile(rows, 256), 8, 4, 4, stages, tma=True, flatten=flatten)
 
 
 class Plan:

@@ -1,5 +1,6 @@
 """Policies: which workgroups start in which role, and which may switch."""
 
+import math
 from dataclasses import dataclass
 
 from kosmos.errors import KosmosArgumentError
@@ -67,11 +68,11 @@ class Policy:
 
     @staticmethod
     def default(queues: Queues, workgroups: int, cost_ns: dict[str, float]) -> "Policy":
-        """One-way. Movers, whom builders wait for, start as 1.3 times their share of the work; reducers, whom builders
+        """One-way. Movers, whom builders wait for, start as their share of the work, rounded up; reducers, whom builders
         join in the end, as three quarters of it; both are a sixteenth at least. cost_ns: as in `settle`.
         """
-        share = cost_ns[queues.crew_role] / sum(cost_ns.values())
-        crew = round((1.3 if queues.crew_role == queues.producer else 0.75) * share * workgroups)
+        share = cost_ns[queues.crew_role] / sum(cost_ns.values()) * workgroups
+        crew = math.ceil(share) if queues.crew_role == queues.producer else round(0.75 * share)
         return Policy.one_way(max(1, min(max(workgroups // 16, crew), workgroups - 1)))
 
     @property
