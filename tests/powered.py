@@ -1,5 +1,7 @@
 """What the tests of power share: sensors that behave as they are told, and sweeps of a GPU that follows a known law."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from kosmos.benchmark.sustained.cases import plan
@@ -7,7 +9,7 @@ from kosmos.benchmark.sustained.results import Copy, Results, Run
 from kosmos.power import Samples
 from kosmos.power.model import PowerModel, busy
 
-LAW = PowerModel(cap_w=692.0, max_mhz=1980.0, idle_w=150.0, unit_w=8.6, exponent=2.5)
+LAW = PowerModel(cap_w=692.0, max_mhz=1980.0, idle_w=140.0, unit_w=6.6, exponent=4.0, on_w=2.2)
 RATE = 3.48e-3
 TILES = 2048
 
@@ -58,7 +60,7 @@ def sweep_of(law=LAW, rate=RATE, over="workgroups", noise=0.0, drift=0.0, second
         point = chosen.points[at]
         active = busy(point.active, TILES)
         lean = {"normal": 1.0, "zeros": 0.55, "constant": 0.62}[point.data]
-        used = PowerModel(law.cap_w, law.max_mhz, law.idle_w, law.unit_w * lean, law.exponent)
+        used = replace(law, on_w=law.on_w * lean, unit_w=law.unit_w * lean)
         mhz = float(used.mhz(active))
         watts = float(used.watts(active, mhz))
         slower = {None: 1.0, "unfused": 1.12, "fixed:4": 1.05, "one_way:4": 1.0}[point.policy]

@@ -373,9 +373,11 @@ def test_the_cap_picks_the_clock():
 
 def test_a_known_law_is_found_again():
     found = sweep_of().fit()
-    assert found.model.exponent == pytest.approx(LAW.exponent, rel=0.03)
+    # the law moves no bytes, the fit allows for some
+    assert found.model.exponent == pytest.approx(LAW.exponent, rel=0.05)
     assert found.model.idle_w == pytest.approx(LAW.idle_w, rel=0.05)
     assert found.model.unit_w == pytest.approx(LAW.unit_w, rel=0.03)
+    assert found.model.on_w == pytest.approx(LAW.on_w, rel=0.2)
     assert found.model.cap_w == pytest.approx(LAW.cap_w, rel=1e-3)
     assert found.rate == pytest.approx(RATE, rel=1e-3)
 
@@ -405,7 +407,7 @@ def test_what_cannot_be_fitted_is_said():
 
 def test_the_model_is_told_with_its_errors_and_residuals():
     text = str(sweep_of(noise=0.003).fit())
-    assert re.search(r"exponent +2\.\d+ ± 0\.\d+", text)
+    assert re.search(r"exponent +\d\.\d+ ± 0\.\d+", text)
     assert text.count(" workgroups: mhz ") == 13 and text.count(" / ") >= 33
 
 
@@ -516,6 +518,23 @@ def test_wrong_arguments_are_one_line(arguments, capsys):
         main(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_checking_the_clock_needs_a_gpu(no_gpu):
+    with pytest.raises(KosmosEnvironmentError, match="needs a GPU, and torch sees none"):
+        power.clock_check(0.1)
+
+
+@pytest.mark.gpu
+def test_the_clock_in_a_kernel_is_the_sensors():
+    kernel, told = power.clock_check(1.0)
+    assert told is None or kernel == pytest.approx(told, rel=0.02)
+
+
+@pytest.mark.gpu
+def test_a_short_sweep_on_a_gpu(tmp_path):
+    results = power.sweep(workgroups=[32], seconds=1.0, output=tmp_path / "a.json", progress=False)
+    assert len(load(tmp_path / "a.json").runs) == 3 and results.rows()[1]["kept"] < 0.6
 
 
 def test_the_public_names():

@@ -7,7 +7,7 @@ device's. clocks: the clock that every workgroup ran at, from a trace; figure: a
 from kosmos.power.clocks import clock_counters, clock_map
 from kosmos.power.figure import clock_figure
 from kosmos.power.model import Fit, Observation, PowerModel, busy, fit
-from kosmos.power.sampler import probe, sample
+from kosmos.power.sampler import clock_check, probe, sample
 from kosmos.power.samples import Gap, Samples
 from kosmos.power.sensors import NoSensor, Recorded, find
 
@@ -20,6 +20,7 @@ __all__ = [
     "Recorded",
     "Samples",
     "busy",
+    "clock_check",
     "clock_counters",
     "clock_figure",
     "clock_map",

@@ -1,32 +1,29 @@
 """Why fewer workgroups clock higher: power as a function of what is active, and the clock that the cap leaves.
 
-    watts = idle_w + active × unit_w × x^exponent + byte_pj × GB/s / 1000,  x = clock / max_mhz
+    watts = idle_w + active × (on_w + unit_w × x^exponent) + byte_pj × GB/s / 1000,  x = clock / max_mhz
 
-The power of an active unit goes with its clock and the square of a voltage that falls with the clock, so with a power
-of the clock between 1 and 3. The cap picks the highest clock at which the sum fits; throughput is then rate × active ×
-clock. What comes out is a model's; the parameters describe a measured curve and are no data of a chip. The simulator
-takes its clocks from the same formula: kosmos.machine.
+An active unit draws something for being on, and something that goes with its clock and the square of a voltage that
+falls with the clock: a power of the clock. The cap picks the highest clock at which the sum fits; throughput is then
+rate × active × clock. What comes out is a model's; the parameters describe a measured curve and are no data of a chip.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 
-
-def clock_share(budget_w: float, compute_w: float, exponent: float, stream_w: float = 0.0) -> float:
-    share = min(1.0, (max(budget_w, 0.0) / compute_w) ** (1 / exponent))
-    return max(share, 0.05)
+LOWEST_SHARE = 0.05
+"""Of the highest clock: no cap stops a machine."""
 
 
 @dataclass(frozen=True)
 class PowerModel:
     """cap_w: the sustained power that the clock is held to. max_mhz: the highest clock. idle_w: what the board draws
-    with a clock but nothing active. unit_w: of one active unit, at max_mhz. exponent: how that grows with the clock.
-    byte_pj: picojoules a byte of device memory, on top of that.
+    with a clock but nothing active. on_w: of one active unit, whatever its clock. unit_w: on top of that, at max_mhz.
+    exponent: how that grows with the clock. byte_pj: picojoules a byte of device memory, on top of all.
     """
 
     cap_w: float
@@ -34,30 +31,37 @@ class PowerModel:
     idle_w: float
     unit_w: float
     exponent: float
+    on_w: float = 0.0
     byte_pj: float = 0.0
 
     def watts(self, active: Any, mhz: Any, gbps: Any = 0.0) -> np.ndarray:
         """Power of the board with `active` busy units (a number, or an array; so the others)."""
         x = np.asarray(mhz, float) / self.max_mhz
-        return self.idle_w + active * self.unit_w * x**self.exponent + self.byte_pj * gbps * 1e-3
+        return self.idle_w + active * (self.on_w + self.unit_w * x**self.exponent) + self.byte_pj * gbps * 1e-3
 
     def mhz(self, active: Any, gbps: Any = 0.0) -> np.ndarray:
         """The clock that the cap leaves: the highest, up to max_mhz, at which the power fits."""
         active, gbps = np.broadcast_arrays(np.asarray(active, float), np.asarray(gbps, float))
-        budget = self.cap_w - self.idle_w - self.byte_pj * gbps * 1e-3
-        each = zip(budget.flat, active.flat)
-        shares = [clock_share(watts, count * self.unit_w, self.exponent, 0.0) for watts, count in each]
-        return self.max_mhz * np.reshape(shares, active.shape)
+        budget = self.cap_w - self.idle_w - active * self.on_w - self.byte_pj * gbps * 1e-3
+        share = (np.maximum(budget, 0.0) / (active * self.unit_w)) ** (1 / self.exponent)
+        return self.max_mhz * np.clip(share, LOWEST_SHARE, 1.0)
 
     def kept(self, share: Any, units: int) -> np.ndarray:
         """Throughput kept with this share of `units` active, evenly busy: (share × clock) against all of them."""
         return share * self.mhz(np.asarray(share, float) * units) / self.mhz(units)
 
-    @classmethod
-    def of(cls, machine: Any) -> "PowerModel":
-        """That of a kosmos.machines entry."""
-        names = "cap_w", "idle_w", "unit_w", "exponent", "byte_pj"
-        return cls(max_mhz=machine.clock_mhz, **{name: getattr(machine, name) for name in names})
+    def like(self, own_units: int, units: int, cap_w: float, max_mhz: float, full_mhz: float) -> "PowerModel":
+        """A GPU of `units` units that are of the kind of the `own_units` of this one, under another cap.
+
+        full_mhz: its clock with all units busy, which sets how much a unit draws; the idle power keeps its share of the
+        cap, and the two parts of a unit their ratio.
+        """
+        idle = self.idle_w / self.cap_w * cap_w
+        one = self.watts(1, full_mhz / max_mhz * self.max_mhz).item() - self.idle_w
+        size = (cap_w - idle) / units / one
+        return replace(
+            self, cap_w=cap_w, max_mhz=max_mhz, idle_w=idle, on_w=self.on_w * size, unit_w=self.unit_w * size
+        )
 
 
 def busy(workgroups: Any, tiles: int) -> np.ndarray:
@@ -79,10 +83,10 @@ class Observation:
     gbps: float = 0.0
 
 
-FREE = ("idle_w", "unit_w", "exponent", "rate")
+FREE = ("idle_w", "on_w", "unit_w", "exponent", "rate")
 """What is fitted. rate: TFLOP/s of a busy unit at one MHz."""
 
-LOWEST, HIGHEST = (0.0, 0.01, 1.0, 0.0), (2000.0, 100.0, 4.0, 1.0)
+LOWEST, HIGHEST = (0.0, 0.0, 0.01, 1.0, 0.0), (2000.0, 100.0, 100.0, 8.0, 1.0)
 
 OFF = {"mhz": 0.005, "watts": 0.01, "tflops": 0.01}
 """How exactly each is taken to be known, relative: its weight in the fit."""
@@ -130,9 +134,9 @@ class Fit:
     def __str__(self) -> str:
         model = self.model
         values = {**{part.name: getattr(model, part.name) for part in fields(model)}, "rate": self.rate}
-        units = {"cap_w": "W", "max_mhz": "MHz", "idle_w": "W", "unit_w": "W", "exponent": ""}
+        units = {"cap_w": "W", "max_mhz": "MHz", "idle_w": "W", "on_w": "W", "unit_w": "W", "exponent": ""}
         units |= {"byte_pj": "pJ", "rate": "TFLOP/s a unit and MHz"}
-        lines = ["fitted: watts = idle_w + active × unit_w × x^exponent, x = clock / max_mhz"]
+        lines = ["fitted: watts = idle_w + active × (on_w + unit_w × x^exponent), x = clock / max_mhz"]
         for name, value in values.items():
             error = f" ± {self.error[name]:.2g}" if name in self.error else "  (given)"
             lines.append(f"  {name:10} {value:.4g}{error} {units[name]}".rstrip())
@@ -159,7 +163,7 @@ def fit(observations: Sequence[Observation], max_mhz: float, byte_pj: float = 0.
         raise KosmosEnvironmentError("fitting a power model needs scipy (pip install scipy)") from None
     known = tuple(sorted(observations, key=lambda one: one.workgroups))
     if len(known) < 5:
-        raise KosmosArgumentError(f"a power model has four parameters: {len(known)} observations are too few")
+        raise KosmosArgumentError(f"a power model has five parameters: {len(known)} observations are too few")
     capped = [one.mhz < 0.99 * max_mhz for one in known]
     if len({*capped}) == 1:
         raise KosmosArgumentError(
@@ -169,19 +173,20 @@ def fit(observations: Sequence[Observation], max_mhz: float, byte_pj: float = 0.
     columns = {name: np.array([getattr(one, name) for one in known], float) for name in (*OFF, "gbps")}
     active = np.array([busy(one.workgroups, one.tiles).item() for one in known])
 
-    def predicted(_: Any, idle: float, unit: float, exponent: float, rate: float) -> np.ndarray:
-        model = PowerModel(cap, max_mhz, idle, unit, exponent, byte_pj)
+    def predicted(_: Any, idle: float, on: float, unit: float, exponent: float, rate: float) -> np.ndarray:
+        model = PowerModel(cap, max_mhz, idle, unit, exponent, on, byte_pj)
         mhz = model.mhz(active, columns["gbps"])
         said = {"mhz": mhz, "watts": model.watts(active, mhz, columns["gbps"]), "tflops": rate * active * mhz}
         return np.concatenate([said[name] / columns[name] for name in OFF])
 
     # a start from the curve itself: the least busy run is not capped, and one that is says how deep the clock falls
     free = int(np.argmin(active))
-    start = (0.2 * cap, 0.8 * columns["watts"][free] / active[free], 2.5)
+    each = columns["watts"][free] / active[free]
+    start = (0.2 * cap, 0.2 * each, 0.6 * each, 3.0)
     rate = columns["tflops"][free] / active[free] / columns["mhz"][free]
     wanted = np.ones(len(OFF) * len(known))
     sigma = np.repeat(list(OFF.values()), len(known))
     found, covariance = curve_fit(predicted, None, wanted, (*start, rate), sigma, bounds=(LOWEST, HIGHEST))
     error = dict(zip(FREE, np.sqrt(np.diag(covariance)).tolist()))
-    idle, unit, exponent, rate = found.tolist()
-    return Fit(PowerModel(cap, max_mhz, idle, unit, exponent, byte_pj), rate, error, known)
+    idle, on, unit, exponent, rate = found.tolist()
+    return Fit(PowerModel(cap, max_mhz, idle, unit, exponent, on, byte_pj), rate, error, known)

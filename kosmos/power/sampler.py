@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kosmos.errors import KosmosArgumentError
+from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 from kosmos.power import sensors
 from kosmos.power.samples import Samples
 from kosmos.power.sensors import Sensor
@@ -148,3 +148,33 @@ class sample:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.samples, name)
+
+
+def clock_check(seconds: float = 1.0, device: Any = None, sensor: Sensor | None = None) -> tuple[float, float | None]:
+    """The clock of all compute units in a kernel that computes nothing, and the sensor's mean of the same time, in MHz;
+    None for a sensor that tells no clock. Both are means over the last three quarters of the time.
+
+    Raises KosmosEnvironmentError without a GPU.
+    """
+    try:
+        import torch
+
+        from kosmos.power.device import spin
+    except ImportError as missing:
+        raise KosmosEnvironmentError(f"checking the clock needs {missing.name}, which is not installed") from None
+    if not torch.cuda.is_available():
+        raise KosmosEnvironmentError("checking the clock needs a GPU, and torch sees none")
+    target = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+    units = torch.cuda.get_device_properties(target).multi_processor_count
+    tick_ns, piece_s = (10 if torch.version.hip else 1), 0.02
+    with torch.cuda.device(target):
+        log = torch.zeros(max(4, round(seconds / piece_s)), units, 2, dtype=torch.int64, device=target)
+        spin[(units,)](log[0], 1000, num_warps=1)  # compile
+        torch.cuda.synchronize()
+        with sample(50, target, sensor, updates={}) as samples:
+            for piece in log:
+                spin[(units,)](piece, round(piece_s * 1e9 / tick_ns), num_warps=1)
+            torch.cuda.synchronize()
+        ticks, cycles = log[len(log) // 4 :].sum((0, 1)).tolist()
+    begin = samples.begin_ns + (samples.end_ns - samples.begin_ns) // 4
+    return 1000 * cycles / (ticks * tick_ns), samples.mean("sm_clock", begin)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kosmos.benchmark.cases import DTYPES
 from kosmos.benchmark.sustained import DATA, OVER, SHAPES
-from kosmos.errors import KosmosArgumentError, KosmosTraceError
+from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosTraceError
 from kosmos.files import refuse_unwritable, whole_file
 
 PICTURES = ("png", "svg", "pdf")
@@ -77,7 +77,7 @@ def run(given: argparse.Namespace) -> int:
 def _sensors(given: argparse.Namespace) -> int:
     import time
 
-    from kosmos.power import NoSensor, find, probe, sample
+    from kosmos.power import NoSensor, clock_check, find, probe, sample
 
     if not 0 < given.seconds <= 600:
         raise KosmosArgumentError(f"--seconds={given.seconds:g} must be above 0 and at most 600")
@@ -95,6 +95,11 @@ def _sensors(given: argparse.Namespace) -> int:
     for name, value in sensor.limits.items():
         print(f"{name:16} {value}")
     print(samples.report())
+    try:
+        kernel, told = clock_check(given.seconds / 2, given.device, sensor)
+    except KosmosEnvironmentError:
+        return 0
+    print(f"clock    in a kernel that computes nothing {kernel:,.1f} MHz, the sensor's mean {told or 0:,.1f} MHz")
     return 0
 
 
@@ -141,7 +146,6 @@ def _burst(given: argparse.Namespace) -> int:
     if not 0 < given.seconds <= 60:
         raise KosmosArgumentError(f"--seconds={given.seconds:g} must be above 0 and at most 60")
     from kosmos.benchmark.sustained.measure import GpuRunner, burst
-    from kosmos.errors import KosmosEnvironmentError
     from kosmos.power import find
     from kosmos.world import World
 
