@@ -571,3 +571,58 @@ def test_replays_on_a_gpu_are_timed_end_to_end_and_what_stands_between_is_not(mo
     loop.replay = slow
     _, _, replay_ms = runner.repeat(loop, 1.0)
     assert replay_ms[1:] == pytest.approx([72.0] * (len(replay_ms) - 1))
+
+
+# what was measured on an H200
+
+
+@pytest.fixture(scope="module")
+def h200():
+    return {over: sustained.recording(over) for over in cases.OVER}
+
+
+def test_seven_eighths_keep_93_percent(h200):
+    (row,) = [row for row in h200["workgroups"].rows() if row["workgroups"] == 116]
+    assert 0.92 <= row["kept"] <= 0.95
+
+
+def test_the_h200s_energy_counter_agrees_with_its_power(h200):
+    for results in h200.values():
+        counted, integral, seconds = results.energy_check()
+        assert counted == pytest.approx(integral, rel=0.05)
+        assert seconds >= 10 or results.sweep.over == "sampling"
+
+
+def test_the_model_predicts_what_it_was_not_fitted_to(h200):
+    held = h200["workgroups"].fit().held_out()
+    assert len(held) >= 10
+    for row in held:
+        assert abs(row["mhz"]) < 0.03 and abs(row["tflops"]) < 0.03
+
+
+def test_reading_the_sensor_costs_nothing(h200):
+    _, middle, high = h200["sampling"].overhead()
+    assert middle <= 0.005 and high <= 0.005 and len(h200["sampling"].of(1)) >= 10
+    assert h200["sampling"].sweep.points[1].sampled_hz == 20
+
+
+def test_while_matrix_cores_work_a_unit_gets_fewer_cycles_than_the_sensor_says(h200):
+    ratios = [row["kernel_mhz"] / row["clock_mhz"] for row in h200["workgroups"].rows() if row["kernel_mhz"]]
+    assert len(ratios) == 5 and all(0.90 < ratio < 0.92 for ratio in ratios)
+    # and as many as it says when they rest: reducers behind the last tile, at the highest clock
+    trace = kosmos.Trace.load(sustained.RECORDINGS.parent / "matmul_reduce_scatter_row_fixed4.parquet")
+    start, end, cycles = (trace.spans[name].to_numpy() for name in ("start_ns", "end_ns", "cycles"))
+    role = np.array(trace.spans["role"].to_pylist())
+    alone = (role == "reducer") & (start > end[role == "builder"].max()) & (end - start > 3200)
+    assert np.median(1000 * cycles[alone] / (end - start)[alone]) == pytest.approx(1980, rel=0.002)
+
+
+def test_the_burst_is_on_one_clock_with_its_sensor():
+    trace = kosmos.Trace.load(sustained.RECORDINGS / "burst.parquet")
+    assert trace.problems() == [] and trace.meta["power"]["timebase"]["first"]["error_ns"] < 50_000
+    _, mhz = power.clock_map(trace, 100)
+    early, late = np.nanmean(mhz[:, :, :10]), np.nanmean(mhz[:, :, 50:])
+    assert early > 1.1 * late
+    watts = [row for row in trace.counters.to_pylist() if row["name"] == "power"]
+    before = [row["value"] for row in watts if row["time_ns"] < 200e6]
+    assert max(before) < 150 < max(row["value"] for row in watts)
