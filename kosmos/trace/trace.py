@@ -9,17 +9,17 @@ import pyarrow as pa
 
 from kosmos.errors import KosmosTraceError
 from kosmos.trace import files, metrics
-from kosmos.trace.schema import COUNTERS, QUEUE, SPANS, conform, numbers
+from kosmos.trace.schema import COUNTERS, QUEUE, RANGES, SPANS, conform, numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class Trace:
-    """What happened in one run: who did which item when (`spans`), the queue they took it from, counters, `meta`.
+    """What happened in one run: who did which item when, the queue they took it from, counters, ranges, `meta`.
 
-    `spans`, `queue` and `counters` are pyarrow Tables with the columns of `kosmos.trace.schema`; all times are int64
-    ns from the run's epoch. `meta` is a dict of plain JSON values; what KOSMOS writes there (op, shape, dtype,
+    `spans`, `queue`, `counters` and `ranges` (of the host, of kernel dispatches, markers) are pyarrow Tables with the
+    columns of `kosmos.trace.schema`; all times are int64 ns from the run's epoch. `meta` is a dict of plain JSON values; what KOSMOS writes there (op, shape, dtype,
     policy, order, machine, place, clock, dropped, ...) may all be missing. `ranks`, and `workgroups` of a rank, are
     taken from `meta`, else from the spans.
 
@@ -34,10 +34,12 @@ class Trace:
         queue: pa.Table | Mapping[str, Any] | None = None,
         counters: pa.Table | Mapping[str, Any] | None = None,
         meta: dict[str, Any] | None = None,
+        ranges: pa.Table | Mapping[str, Any] | None = None,
     ) -> None:
         self.spans: pa.Table = conform(spans, SPANS, "spans")
         self.queue: pa.Table = conform(queue, QUEUE, "queue")
         self.counters: pa.Table = conform(counters, COUNTERS, "counters")
+        self.ranges: pa.Table = conform(ranges, RANGES, "ranges")
         self.meta: dict[str, Any] = files.as_json({} if meta is None else meta)
         self.ranks = self._extent("ranks", "rank")
         self.workgroups = self._extent("workgroups", "workgroup")
@@ -63,18 +65,19 @@ class Trace:
 
         The same trace gives the same bytes. Raises KosmosTraceError if that fails.
         """
-        files.save(path, self.spans, self.queue, self.counters, self.meta)
+        tables = {"queue": self.queue, "counters": self.counters, "ranges": self.ranges}
+        files.save(path, self.spans, tables, self.meta)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
-        """The trace that was saved at `path`, bit for bit.
+        """The trace that was saved at `path`, bit for bit; files of all earlier formats are read.
 
         Raises KosmosTraceError, naming the path, for a file that is missing, cut off, damaged, not a trace, or
         written by a newer format.
         """
-        tables = files.load(path)
+        spans, tables, meta = files.load(path)
         try:
-            return cls(*tables)
+            return cls(spans, **tables, meta=meta)
         except KosmosTraceError as error:
             raise KosmosTraceError(f"{os.fspath(path)}: {error}") from None
 
@@ -102,6 +105,7 @@ class Trace:
         return (
             self.spans.equals(other.spans)
             and self.queue.equals(other.queue)
+            and self.ranges.equals(other.ranges)
             and _bits(self.counters).equals(_bits(other.counters))
             and files.as_text(self.meta) == files.as_text(other.meta)
         )
