@@ -19,9 +19,9 @@ class Trace:
     """What happened in one run: who did which item when, the queue they took it from, counters, ranges, `meta`.
 
     `spans`, `queue`, `counters` and `ranges` (of the host, of kernel dispatches, markers) are pyarrow Tables with the
-    columns of `kosmos.trace.schema`; all times are int64 ns from the run's epoch. `meta` is a dict of plain JSON values; what KOSMOS writes there (op, shape, dtype,
-    policy, order, machine, place, clock, dropped, ...) may all be missing. `ranks`, and `workgroups` of a rank, are
-    taken from `meta`, else from the spans.
+    columns of `kosmos.trace.schema`; all times are int64 ns from the run's epoch. `meta` is a dict of plain JSON
+    values; what KOSMOS writes there (op, shape, dtype, policy, order, machine, place, clock, dropped, ...) may all be
+    missing. `ranks`, and `workgroups` of a rank, are taken from `meta`, else from the spans.
 
     A table may be given as a mapping from column name to values, or as None for an empty one. A trace holds what it
     was given: nothing is clamped, sorted or repaired, and `problems()` lists what is wrong. Raises KosmosTraceError
