@@ -36,7 +36,7 @@ class Summary(dict[str, Any]):
 def makespan_ns(trace: "Trace") -> int:
     """Last end minus first claim in ns, 0 for a trace without spans."""
     claim, end = numbers(trace.spans, "claim_ns", "end_ns")
-    return int(end.max() - claim.min()) if len(end) else 0
+    return int(end.max()) - int(claim.min()) if len(end) else 0
 
 
 def microseconds(ns: int) -> str:
@@ -70,13 +70,7 @@ def flows(trace: "Trace") -> pa.Table:
     consumers, then of the producers, in the queue.
     """
     queue = _Queue(trace.queue)
-    producers = np.flatnonzero(queue.signals)
-    consumers = np.flatnonzero(queue.waits)
-    order = producers[np.argsort(queue.signal_key[producers], kind="stable")]
-    first, last = _bounds(queue.signal_key[order], queue.wait_key[consumers])
-    count = last - first
-    dst = np.repeat(consumers, count)
-    src = order[np.repeat(last - np.cumsum(count), count) + np.arange(len(dst))]
+    src, dst = queue.pairs()
     return pa.table(
         {
             "src_rank": queue.rank[src],
@@ -90,15 +84,37 @@ def flows(trace: "Trace") -> pa.Table:
     )
 
 
+def edges(trace: "Trace") -> tuple[np.ndarray, np.ndarray, int]:
+    """The flows from span to span: int64 rows of `spans` of the producers and of their consumers, in the order of
+    `flows`, and how many flows are not among them because the trace lacks a span of the one or the other.
+
+    Of an item that was done more than once, it is the span that ended first.
+    """
+    queue = _Queue(trace.queue)
+    rank, role, item, end = numbers(trace.spans, "rank", "role", "item", "end_ns")
+    row = queue.row(rank, role, item)
+    known = np.flatnonzero(row >= 0)
+    # the last assignment stays: backwards, so that the first end does
+    known = known[np.argsort(end[known], kind="stable")[::-1]]
+    span = np.full(len(queue.item), -1)
+    span[row[known]] = known
+    src, dst = (span[rows] for rows in queue.pairs())
+    there = (src >= 0) & (dst >= 0)
+    return src[there], dst[there], int(np.count_nonzero(~there))
+
+
 def problems(trace: "Trace") -> list[str]:
     """What is wrong with a trace, a sentence each with a count and an example; empty if nothing is.
 
-    Looked for: records that were dropped; waits and spans that end before they begin; spans of one workgroup that
-    overlap; if the trace has a queue, items never done, done twice or not in it, items that wait for more signals
-    than the queue gives (a counter that no item signals is announced by the launch and is no problem), and waits
-    that ended more than a tick of the clock (`meta["clock"]["tick_ns"]`, else 1 ns) before what they waited for.
+    Looked for: records that were dropped; waits, spans and ranges that end before they begin; spans of one workgroup
+    that overlap; clocks of ranks that are further apart (`meta["clock_offsets_ns"]`) than a tick and than that could
+    be measured. If the trace has a queue: items never done, done twice or not in it; items that wait for more signals
+    than the queue gives (a counter that no item signals is announced by the launch and is no problem); unbound flows,
+    from producers that are not in the trace to waits that are; and waits that ended more than a tick of the clock
+    (`meta["clock"]["tick_ns"]`, else 1 ns) before what they waited for. Offsets between clocks, where they are known,
+    are allowed for in that comparison, and nowhere else.
     """
-    found = [*_dropped(trace), *_backwards(trace), *_overlaps(trace)]
+    found = [*_dropped(trace), *_backwards(trace), *_overlaps(trace), *_offsets(trace)]
     if len(trace.queue):
         found += _against_queue(trace)
     return found
@@ -111,7 +127,7 @@ class _Queue:
         self.rank, self.role, self.item = numbers(table, "rank", "role", "item")
         self.wait, self.wait_count = numbers(table, "wait", "wait_count")
         signal_rank, signal = numbers(table, "signal_rank", "signal")
-        self.key = _item_key(self.rank, self.role, self.item)
+        self.key = _pair(self.rank.astype(np.int64) * len(ROLES) + self.role, self.item)
         self.waits = (self.wait >= 0) & (self.wait_count > 0)
         self.wait_key = _pair(self.rank, self.wait)
         self.signals = (signal_rank >= 0) & (signal >= 0)
@@ -120,18 +136,52 @@ class _Queue:
     def name(self, row: int) -> str:
         return _item(self.rank[row], self.role[row], self.item[row])
 
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of every producer and its consumer, in the order of the consumers, then of the producers."""
+        producers, consumers = np.flatnonzero(self.signals), np.flatnonzero(self.waits)
+        order = producers[np.argsort(self.signal_key[producers], kind="stable")]
+        first, last = _bounds(self.signal_key[order], self.wait_key[consumers])
+        count = last - first
+        dst = np.repeat(consumers, count)
+        return order[np.repeat(last - np.cumsum(count), count) + np.arange(len(dst))], dst
+
+    def row(self, rank: np.ndarray, role: np.ndarray, item: np.ndarray) -> np.ndarray:
+        """The row of each item, the first if it is listed more than once, -1 if it is not."""
+        if not len(self.item):
+            return np.full(len(item), -1)
+        # Queues are dense: a table of all items up to the last one takes no search.
+        group, wanted = (of.astype(np.int64) * len(ROLES) + as_ for of, as_ in ((self.rank, self.role), (rank, role)))
+        dense = self.item.min() >= 0 and 0 <= group.min() and group.max() <= len(self.item) + len(ROLES)
+        length = np.zeros(int(group.max()) + 1 if dense else 1, np.int64)
+        if dense:
+            np.maximum.at(length, group, self.item.astype(np.int64) + 1)
+        if not dense or length.sum() > 4 * len(self.item):
+            keys, rows = np.unique(self.key, return_index=True)
+            key = _pair(wanted, item)
+            at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+            return np.where(keys[at] == key, rows[at], -1)
+        offset = np.cumsum(length) - length
+        rows = np.full(int(length.sum()), -1)
+        rows[(offset[group] + self.item)[::-1]] = np.arange(len(self.item))[::-1]
+        inside = (wanted < len(length)) & (item >= 0)
+        wanted = np.where(inside, wanted, 0)
+        inside &= item < length[wanted]
+        return np.where(inside, rows[np.where(inside, offset[wanted] + item, 0)], -1)
+
 
 def _pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return (high.astype(np.int64) << 32) + low
 
 
-def _item_key(rank: np.ndarray, role: np.ndarray, item: np.ndarray) -> np.ndarray:
-    return _pair(rank.astype(np.int64) * len(ROLES) + role, item)
-
-
 def _bounds(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each of `wanted` begins and ends in the sorted `keys`."""
-    return np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
+    # many are alike: one search, among the few that differ
+    distinct, first, count = np.unique(keys, return_index=True, return_counts=True)
+    if not len(keys):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
+    at = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
+    begin = first[at]
+    return begin, begin + np.where(distinct[at] == wanted, count[at], 0)
 
 
 def _item(rank: int, role: int, item: int) -> str:
@@ -159,12 +209,24 @@ def _backwards(trace: "Trace") -> Iterator[str]:
                 f"{len(wrong):,} of {len(claim):,} {what} ended before they began, e.g. that of "
                 f"{_item(rank[at], role[at], item[at])}: {since[at]} to {until[at]} ns"
             )
+    start, end = numbers(trace.ranges, "start_ns", "end_ns")
+    wrong = np.flatnonzero(start > end)
+    if len(wrong):
+        at = int(wrong[0])
+        yield (
+            f"{len(wrong):,} of {len(start):,} ranges ended before they began, e.g. {trace.ranges['name'][at]} on "
+            f"{trace.ranges['track'][at]}: {start[at]} to {end[at]} ns"
+        )
 
 
 def _overlaps(trace: "Trace") -> Iterator[str]:
     rank, workgroup, role, item = numbers(trace.spans, "rank", "workgroup", "role", "item")
     claim, end = numbers(trace.spans, "claim_ns", "end_ns")
     lane = _pair(rank, workgroup)
+    # As recorded, spans come lane by lane in the order of time: if none overlaps so, none does.
+    same = lane[:-1] == lane[1:]
+    if (lane[:-1] <= lane[1:]).all() and not (same & ((claim[1:] < end[:-1]) | (claim[1:] < claim[:-1]))).any():
+        return
     order = np.lexsort((end, claim, lane))
     before, after = order[:-1], order[1:]
     wrong = np.flatnonzero((lane[before] == lane[after]) & (claim[after] < end[before]))
@@ -177,53 +239,88 @@ def _overlaps(trace: "Trace") -> Iterator[str]:
         )
 
 
+def _offsets(trace: "Trace") -> Iterator[str]:
+    offset, error = clock_offsets(trace)
+    wrong = np.flatnonzero(np.abs(offset) > np.maximum(error, _tick_ns(trace)))
+    if len(wrong):
+        at = wrong[np.abs(offset[wrong]).argmax()]
+        yield (
+            f"the clocks of {len(wrong):,} of {len(offset):,} ranks are off, by up to {offset[at]:+,} ± {error[at]:,} ns "
+            f"(rank {at}): times of different ranks compare only after that is subtracted"
+        )
+
+
+def clock_offsets(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
+    """How far each rank's clock is ahead of the trace's time in ns, and the error of that; zeros if not measured."""
+    offset = np.zeros(trace.ranks, np.int64)
+    given = trace.meta.get("clock_offsets_ns") or []
+    offset[: len(given)] = given[: trace.ranks]
+    error = trace.meta.get("clock_offsets_error_ns") or 0
+    return offset, np.resize(np.asarray(error, np.int64), trace.ranks)
+
+
+def _tick_ns(trace: "Trace") -> int | float:
+    return (trace.meta.get("clock") or {}).get("tick_ns") or 1
+
+
 def _against_queue(trace: "Trace") -> Iterator[str]:
     queue = _Queue(trace.queue)
     rank, role, item = numbers(trace.spans, "rank", "role", "item")
-    key = _item_key(rank, role, item)
-
-    # rows: the queue's rows in the order of their keys, each key once; row: the span's place among them
-    keys, rows, listed = np.unique(queue.key, return_index=True, return_counts=True)
-    row = np.searchsorted(keys, key)
-    row[row == len(keys)] = 0
-    known = keys[row] == key
-    done = np.bincount(row[known], minlength=len(keys))
-
     total = len(queue.key)
-    for count, says in (
-        (listed > 1, "were listed more than once"),
-        (done == 0, "were never done"),
+    first = queue.row(queue.rank, queue.role, queue.item)
+    row = queue.row(rank, role, item)
+    done = np.bincount(row[row >= 0], minlength=total)
+    once = first == np.arange(total)
+    for wrong, says in (
+        (np.bincount(first, minlength=total) > 1, "were listed more than once"),
+        (once & (done == 0), "were never done"),
         (done > 1, "were done more than once"),
     ):
-        wrong = np.flatnonzero(count)
-        if len(wrong):
-            yield f"{len(wrong):,} of {total:,} items in the queue {says}, e.g. {queue.name(rows[wrong].min())}"
-    wrong = np.flatnonzero(~known)
-    if len(wrong):
-        at = wrong[0]
+        if wrong.any():
+            yield f"{wrong.sum():,} of {total:,} items in the queue {says}, e.g. {queue.name(int(wrong.argmax()))}"
+    unknown = np.flatnonzero(row < 0)
+    if len(unknown):
+        at = unknown[0]
         yield (
-            f"{len(wrong):,} of {len(key):,} spans did an item that is not in the queue, e.g. "
+            f"{len(unknown):,} of {len(row):,} spans did an item that is not in the queue, e.g. "
             f"{_item(rank[at], role[at], item[at])} in workgroup {trace.spans['workgroup'][int(at)]}"
         )
 
-    signalled = np.sort(queue.signal_key[queue.signals])
-    first, last = _bounds(signalled, queue.wait_key)
-    given = last - first
-    unbound = queue.waits & (given > 0) & (given < queue.wait_count)
-    wrong = np.flatnonzero(unbound)
-    if len(wrong):
-        at = wrong[0]
+    # How many signals each counter was to get, and how many of them the trace has the producers of
+    listed = np.sort(queue.signal_key[queue.signals])
+    seen = np.sort(queue.signal_key[queue.signals & (done[first] > 0)])
+    given = np.zeros(total, np.int64)
+    given[queue.waits] = np.subtract(*_bounds(listed, queue.wait_key[queue.waits])[::-1])
+    short = (given > 0) & (given < queue.wait_count)
+    if short.any():
+        at = int(short.argmax())
         yield (
-            f"{len(wrong):,} of {total:,} items in the queue wait for more signals than it gives, e.g. "
+            f"{short.sum():,} of {total:,} items in the queue wait for more signals than it gives, e.g. "
             f"{queue.name(at)} for {queue.wait_count[at]} of counter {queue.wait[at]}, which {given[at]} signal"
         )
-    yield from _early(trace, queue, rows[row[known]], np.flatnonzero(known), queue.waits & (given > 0) & ~unbound)
+    found = given
+    if len(seen) < len(listed):
+        found = np.zeros(total, np.int64)
+        found[queue.waits] = np.subtract(*_bounds(seen, queue.wait_key[queue.waits])[::-1])
+    at = np.flatnonzero((done > 0) & (found < given))
+    if len(at):
+        lost = (given - found)[at]
+        yield (
+            f"{lost.sum():,} flows are unbound: {len(at):,} of {np.count_nonzero((done > 0) & (given > 0)):,} waits have "
+            f"producers that are not in the trace, e.g. {queue.name(at[0])} waits for {queue.wait_count[at[0]]} of "
+            f"counter {queue.wait[at[0]]}, of whose {given[at[0]]} producers {found[at[0]]} are there"
+        )
+    spans = np.flatnonzero(row >= 0)
+    yield from _early(trace, queue, row[spans], spans, (given > 0) & ~short)
 
 
 def _early(trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bound: np.ndarray) -> Iterator[str]:
     """Waits that ended too early; `span` did the item in `row` of the queue, `bound` says which rows to look at."""
-    start, end = numbers(trace.spans, "start_ns", "end_ns")
-    tick = (trace.meta.get("clock") or {}).get("tick_ns") or 1
+    rank, start, end = numbers(trace.spans, "rank", "start_ns", "end_ns")
+    offset, error = clock_offsets(trace)
+    tolerance = _tick_ns(trace) + 2 * (int(error.max()) if len(error) else 0)
+    if offset.any():
+        start, end = start - offset[rank], end - offset[rank]
     # Every signal that was given, counter by counter in the order of time: the n-th of a counter is n - 1 places on.
     gives = queue.signals[row]
     counter, when = queue.signal_key[row[gives]], end[span[gives]]
@@ -233,14 +330,14 @@ def _early(trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bou
     row, span = row[looks], span[looks]
     first, last = _bounds(counter, queue.wait_key[row])
     nth = first + queue.wait_count[row] - 1
-    never = nth >= last
-    ready = when[np.minimum(nth, len(when) - 1)] if len(when) else np.zeros(len(nth), np.int64)
-    wrong = np.flatnonzero(never | (start[span] < ready - tick))
+    # those that never came are unbound flows
+    came = nth < last
+    ready = when[np.where(came, nth, 0)] if len(when) else np.zeros(len(nth), np.int64)
+    wrong = np.flatnonzero(came & (start[span] < ready - tolerance))
     if len(wrong):
         at = wrong[0]
-        count, counted = queue.wait_count[row[at]], last[at] - first[at]
         yield (
             f"{len(wrong):,} of {len(row):,} waits ended before what they waited for, e.g. that of "
-            f"{queue.name(row[at])} at {start[span[at]]} ns, but counter {queue.wait[row[at]]} of its rank "
-            + (f"got {counted} of {count} signals" if never[at] else f"reached {count} at {ready[at]} ns")
+            f"{queue.name(row[at])} at {start[span[at]]} ns, but counter {queue.wait[row[at]]} of its rank reached "
+            f"{queue.wait_count[row[at]]} at {ready[at]} ns"
         )

@@ -131,6 +131,16 @@ def _check(meta: dict[str, Any]) -> None:
     ):
         raise KosmosTraceError(f"meta: dropped must be a list of {{rank, workgroup, records}}, not {dropped!r:.80}")
 
+    offsets, error = meta.get("clock_offsets_ns") or [], meta.get("clock_offsets_error_ns") or 0
+    if not isinstance(offsets, list) or not all(_is_ns(one) for one in offsets):
+        raise KosmosTraceError(f"meta: clock_offsets_ns must be a list of whole ns, one a rank, not {offsets!r:.80}")
+    if not (_is_ns(error) or (isinstance(error, list) and error and all(_is_ns(one) for one in error))):
+        raise KosmosTraceError(f"meta: clock_offsets_error_ns must be whole ns, one or one a rank, not {error!r:.80}")
+
+
+def _is_ns(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**62
+
 
 def _bits(counters: pa.Table) -> pa.Table:
     """The table with its float values as the integers of the same bits, under which a NaN equals itself."""
