@@ -91,8 +91,8 @@ def edges(trace: "Trace") -> tuple[np.ndarray, np.ndarray, int]:
     Of an item that was done more than once, it is the span that ended first.
     """
     queue = _Queue(trace.queue)
-    rank, role, item, end = numbers(trace.spans, "rank", "role", "item", "end_ns")
-    row = queue.row(rank, role, item)
+    row = rows_in_queue(trace)
+    (end,) = numbers(trace.spans, "end_ns")
     known = np.flatnonzero(row >= 0)
     # the last assignment stays: backwards, so that the first end does
     known = known[np.argsort(end[known], kind="stable")[::-1]]
@@ -101,6 +101,11 @@ def edges(trace: "Trace") -> tuple[np.ndarray, np.ndarray, int]:
     src, dst = (span[rows] for rows in queue.pairs())
     there = (src >= 0) & (dst >= 0)
     return src[there], dst[there], int(np.count_nonzero(~there))
+
+
+def rows_in_queue(trace: "Trace") -> np.ndarray:
+    """int64 [spans]: the row of `queue` that each span's item has, -1 if it has none."""
+    return _Queue(trace.queue).row(*numbers(trace.spans, "rank", "role", "item"))
 
 
 def problems(trace: "Trace") -> list[str]:
@@ -245,8 +250,8 @@ def _offsets(trace: "Trace") -> Iterator[str]:
     if len(wrong):
         at = wrong[np.abs(offset[wrong]).argmax()]
         yield (
-            f"the clocks of {len(wrong):,} of {len(offset):,} ranks are off, by up to {offset[at]:+,} ± {error[at]:,} ns "
-            f"(rank {at}): times of different ranks compare only after that is subtracted"
+            f"the clocks of {len(wrong):,} of {len(offset):,} ranks are off, by up to {offset[at]:+,} ± {error[at]:,} "
+            f"ns (rank {at}): times of different ranks compare only after that is subtracted"
         )
 
 
@@ -304,9 +309,9 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
         found[queue.waits] = np.subtract(*_bounds(seen, queue.wait_key[queue.waits])[::-1])
     at = np.flatnonzero((done > 0) & (found < given))
     if len(at):
-        lost = (given - found)[at]
+        lost, waits = (given - found)[at], np.count_nonzero((done > 0) & (given > 0))
         yield (
-            f"{lost.sum():,} flows are unbound: {len(at):,} of {np.count_nonzero((done > 0) & (given > 0)):,} waits have "
+            f"{lost.sum():,} flows are unbound: {len(at):,} of {waits:,} waits have "
             f"producers that are not in the trace, e.g. {queue.name(at[0])} waits for {queue.wait_count[at[0]]} of "
             f"counter {queue.wait[at[0]]}, of whose {given[at[0]]} producers {found[at[0]]} are there"
         )

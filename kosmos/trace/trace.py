@@ -93,6 +93,30 @@ class Trace:
         """The edges from producer to consumer items; see `kosmos.trace.metrics.flows`."""
         return metrics.flows(self)
 
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Write a file for https://ui.perfetto.dev, whole or not at all; needs the package perfetto.
+
+        It has a track for every workgroup, in order, with slices named after their roles and `wait` before them,
+        arrows for the flows, the counters with their units, and the ranges. Times are exact, from the trace's smallest
+        one (`kosmos.base_ns` in the file's metadata) on. Spans that do not nest, as they overlap or run backwards, are
+        instants on tracks of their own, whose names say how many.
+
+        Raises KosmosEnvironmentError without the package, KosmosTraceError if the file cannot be written or the times
+        are 2^63 ns or more apart.
+        """
+        from kosmos.trace import export, perfetto
+
+        perfetto.write(export.Export(self), path)
+
+    def to_chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON that chrome://tracing and others read: what `to_perfetto` writes, three times as large.
+
+        Times are µs with three decimals, exact as text; readers that take them for floats lose ns after 104 days.
+        """
+        from kosmos.trace import chrome, export
+
+        chrome.write(export.Export(self), path)
+
     def plot(self, **options: Any) -> "Figure":
         """A matplotlib Figure of the run; the options are those of `kosmos.plots.timeline`."""
         # The one import upwards: for people, who look for a plot at the trace. Reading a trace needs no matplotlib.
