@@ -13,7 +13,7 @@ from kosmos.files import whole_file
 from kosmos.trace.export import WAIT, Export, Lane, Row, Series, Span
 
 _SEQUENCE = 1  # all packets are of one sequence: what one of them interns, the later ones may use
-_HELD = 20_000  # packets in memory
+_HELD = 4_000  # packets in memory
 
 
 def write(export: Export, path: str | os.PathLike[str]) -> None:
