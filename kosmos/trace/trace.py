@@ -81,6 +81,40 @@ class Trace:
         except KosmosTraceError as error:
             raise KosmosTraceError(f"{os.fspath(path)}: {error}") from None
 
+    @classmethod
+    def from_rocpd(cls, path: str | os.PathLike[str]) -> "Trace":
+        """The kernel dispatches and markers of a rocpd file, as `ranges` of a trace without spans.
+
+        The file is what `rocprofv3 --kernel-trace --marker-trace --output-format rocpd` writes. A dispatch is on the
+        rank that its GPU has among the GPUs of the file and on the track of its stream, named after its kernel; what
+        the host did is on rank -1 and the track of its thread, a marker named after its message. Times are ns from
+        the first range, `meta["epoch"]` is when that was on rocprofiler's clock. `beside` puts them beside a run.
+
+        Raises KosmosTraceError, naming the path, for a file that is missing, not rocpd, cut off, damaged, or without
+        dispatches.
+        """
+        from kosmos.trace import rocpd
+
+        ranges, meta = rocpd.load(path)
+        return cls(None, ranges=ranges, meta=meta)
+
+    def beside(self, other: "Trace", *, offset_ns: int | None = None, launch: str | None = None) -> "Trace":
+        """This trace with the ranges of `other` added, for looking at both on one axis.
+
+        `offset_ns` is what is added to the other's times. Without it, `launch` is text in the name of the one range
+        of `other` that is the launch of this run: its begin is put at this run's first claim. Two clocks are aligned
+        so to about the time that a launch takes to reach its first workgroup, microseconds. Without either, both
+        must have been stamped by one clock of one machine (`meta["clock"]["source"]`, `meta["epoch"]`). What was used
+        is noted in `meta["beside"]`, a list of {offset_ns, by}.
+
+        Raises KosmosTraceError if the two cannot be aligned.
+        """
+        from kosmos.trace import align
+
+        offset, by = align.offset_ns(self, other, offset_ns, launch)
+        meta = self.meta | {"beside": [*self.meta.get("beside", []), {"offset_ns": offset, "by": by}]}
+        return Trace(self.spans, self.queue, self.counters, meta, align.joined(self.ranges, other.ranges, offset))
+
     def summary(self) -> metrics.Summary:
         """Makespan (ns) and the share of each role, `wait` and `idle`; see `kosmos.trace.metrics.summary`."""
         return metrics.summary(self)
