@@ -3,7 +3,8 @@
 import base64
 import json
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ FORMAT = 2
 
 # Keys of the footer: {"format": FORMAT, "meta": ...} as JSON; the other tables as Parquet in base64.
 _KEY = "kosmos"
+# Pages have their own checksums, the footer has this one: of the texts above and below, in their order.
+_CHECKSUM_KEY, _CHECKSUM_SINCE = "kosmos.crc32", 2
 # Tables in the footer, under kosmos.NAME, and the format that brought each; older files have an empty one.
 _SINCE = {"queue": 1, "counters": 1, "ranges": 2}
 
@@ -32,6 +35,7 @@ def save(path: Path, spans: pa.Table, tables: Mapping[str, pa.Table], meta: dict
     """
     head = as_text({"format": FORMAT, "meta": as_json(meta)})
     footer = {_KEY: head} | {f"{_KEY}.{name}": _pack(tables[name]) for name in _SINCE}
+    footer[_CHECKSUM_KEY] = checksum(footer.values())
     with whole_file(path, KosmosTraceError) as file:
         _write(spans, file, footer)
 
@@ -68,6 +72,14 @@ def as_json(meta: dict[str, Any]) -> dict[str, Any]:
 def as_text(value: dict[str, Any]) -> str:
     """JSON of which two equal values have the same."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def checksum(texts: Iterable[str | bytes]) -> str:
+    """CRC-32 of texts that follow one another, in hexadecimal."""
+    value = 0
+    for text in texts:
+        value = zlib.crc32(text.encode() if isinstance(text, str) else text, value)
+    return f"{value:08x}"
 
 
 def _write(table: pa.Table, where: Any, footer: dict[str, str]) -> None:
@@ -107,6 +119,10 @@ def _read(file: Any, path: str) -> tuple[pa.Table, dict[str, pa.Table], dict[str
         raise KosmosTraceError(f"{path}: has format {number}, written by a newer KOSMOS; this one reads up to {FORMAT}")
     if not isinstance(head.get("meta"), dict):
         raise _damaged(path)
+    if number >= _CHECKSUM_SINCE:
+        texts = [footer.get(key.encode(), b"") for key in (_KEY, *(f"{_KEY}.{name}" for name in _SINCE))]
+        if footer.get(_CHECKSUM_KEY.encode()) != checksum(texts).encode():
+            raise _damaged(path)
     tables = {name: _unpack(footer, f"{_KEY}.{name}", path) for name, since in _SINCE.items() if number >= since}
     return parquet.read(), tables, head["meta"]
 

@@ -250,18 +250,18 @@ def _offsets(trace: "Trace") -> Iterator[str]:
     if len(wrong):
         at = wrong[np.abs(offset[wrong]).argmax()]
         yield (
-            f"the clocks of {len(wrong):,} of {len(offset):,} ranks are off, by up to {offset[at]:+,} ± {error[at]:,} "
+            f"the clocks of {len(wrong):,} of {trace.ranks:,} ranks are off, by up to {offset[at]:+,} ± {error[at]:,} "
             f"ns (rank {at}): times of different ranks compare only after that is subtracted"
         )
 
 
 def clock_offsets(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
-    """How far each rank's clock is ahead of the trace's time in ns, and the error of that; zeros if not measured."""
-    offset = np.zeros(trace.ranks, np.int64)
-    given = trace.meta.get("clock_offsets_ns") or []
-    offset[: len(given)] = given[: trace.ranks]
-    error = trace.meta.get("clock_offsets_error_ns") or 0
-    return offset, np.resize(np.asarray(error, np.int64), trace.ranks)
+    """How far the clocks of the first ranks are ahead of the trace's time in ns, and the error of that.
+
+    Those of the other ranks, of all if nothing was measured, are taken to be right.
+    """
+    offset = np.array(trace.meta.get("clock_offsets_ns") or [], np.int64)
+    return offset, np.resize(np.array(trace.meta.get("clock_offsets_error_ns") or 0, np.int64), len(offset))
 
 
 def _tick_ns(trace: "Trace") -> int | float:
@@ -325,7 +325,8 @@ def _early(trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bou
     offset, error = clock_offsets(trace)
     tolerance = _tick_ns(trace) + 2 * (int(error.max()) if len(error) else 0)
     if offset.any():
-        start, end = start - offset[rank], end - offset[rank]
+        shift = np.where(rank < len(offset), offset[np.minimum(rank, len(offset) - 1)], 0)
+        start, end = start - shift, end - shift
     # Every signal that was given, counter by counter in the order of time: the n-th of a counter is n - 1 places on.
     gives = queue.signals[row]
     counter, when = queue.signal_key[row[gives]], end[span[gives]]
