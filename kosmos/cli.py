@@ -1,4 +1,4 @@
-"""The command `kosmos`: doctor, record, show, bench.
+"""The command `kosmos`: doctor, record, show, export, bench.
 
 Exit code 0 if all went well; 1 if what was examined is not well; 2 for wrong input, with one line on stderr that says
 what is wrong. Heavy packages are imported by the command that needs them.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kosmos.trace import Trace
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter")
+
+EXPORTS = ("perfetto", "chrome", "html")
 
 EMULATED_SIZE, GPU_SIZE = 512, 8192
 """m, n and k where none are given: a second's work in the emulator, some milliseconds' on a GPU."""
@@ -109,6 +111,18 @@ def _parser() -> argparse.ArgumentParser:
     picture.add_argument("--svg", metavar="OUT", help="draw it, as an SVG")
     show.set_defaults(run=_show)
 
+    export = commands.add_parser(
+        "export",
+        help="a trace for other viewers, or as a page",
+        description="Writes a trace as a file for https://ui.perfetto.dev (perfetto), as JSON for chrome://tracing "
+        "(chrome), or as a page that needs no network (html).",
+        epilog="example: kosmos export row.parquet --to perfetto -o row.pftrace",
+    )
+    export.add_argument("trace", metavar="FILE", help="a trace that was saved")
+    export.add_argument("--to", metavar="FORMAT", required=True, choices=EXPORTS, help=", ".join(EXPORTS))
+    export.add_argument("-o", "--output", metavar="OUT", required=True, help="where it goes")
+    export.set_defaults(run=_export)
+
     bench = commands.add_parser(
         "bench",
         help="how fast the fused kernels are, beside what they have to beat",
@@ -196,6 +210,19 @@ def _show(given: argparse.Namespace) -> int:
     _tell(trace)
     if output:
         print(f"drawn      {output}")
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    from kosmos.trace import Trace
+
+    trace = Trace.load(given.trace)
+    refuse_unwritable(given.output, KosmosTraceError)
+    getattr(trace, f"to_{given.to}")(given.output)
+    print(f"exported   {given.output}, {os.path.getsize(given.output):,} bytes")
+    problems = trace.problems()
+    if problems:
+        print(f"problems   {len(problems)}, which `kosmos show {given.trace}` lists")
     return 0
 
 

@@ -13,6 +13,7 @@ import pytest
 from test_trace import one, scheduled
 from test_trace_metrics import change
 
+from kosmos.cli import main
 from kosmos.errors import KosmosEnvironmentError, KosmosTraceError
 from kosmos.trace import ROLES, Trace, metrics
 
@@ -506,3 +507,48 @@ def test_long_runs_keep_their_ns_in_chrome(tmp_path):
     events, other = chrome(long, tmp_path)
     (work,) = [event for event in events if event["ph"] == "X" and event["name"] == "builder"]
     assert (ns(work["ts"]), ns(work["dur"]), other["kosmos.base_ns"]) == (1, 2**62 - 1, 1)
+
+
+# the command
+
+
+def command(*arguments):
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return stop.code
+
+
+@pytest.mark.parametrize("kind", ["perfetto", "chrome"])
+def test_the_command_writes_what_the_method_does(kind, tmp_path, capsys):
+    getattr(Trace.load(RECORDED[0]), f"to_{kind}")(tmp_path / "method")
+    assert command("export", RECORDED[0], "--to", kind, "-o", tmp_path / "command") == 0
+    size = (tmp_path / "command").stat().st_size
+    assert capsys.readouterr() == (f"exported   {tmp_path / 'command'}, {size:,} bytes\n", "")
+    assert (tmp_path / "command").read_bytes() == (tmp_path / "method").read_bytes()
+
+
+def test_the_command_tells_of_problems(tmp_path, capsys):
+    change(scheduled(1), 1).save(tmp_path / "t.parquet")
+    assert command("export", tmp_path / "t.parquet", "--to", "chrome", "-o", tmp_path / "t.json") == 0
+    count = len(Trace.load(tmp_path / "t.parquet").problems())
+    assert f"problems   {count}, which `kosmos show " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["none.parquet", "--to", "chrome", "-o", "x"], "none.parquet: cannot be read (No such file or directory)"),
+        (["t.parquet", "--to", "chrome", "-o", "no/x"], "no/x: cannot be written, there is no folder no"),
+        (["t.parquet", "--to", "plain", "-o", "x"], "argument --to: invalid choice: 'plain'"),
+        (["t.parquet", "--to", "chrome"], "the following arguments are required: -o/--output"),
+        (["t.parquet", "-o", "x"], "the following arguments are required: --to"),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments, says, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scheduled().save("t.parquet")
+    assert command("export", *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("kosmos") and says in err and err.count("\n") == 1
+    assert os.listdir() == ["t.parquet"]
