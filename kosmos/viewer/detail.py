@@ -18,9 +18,10 @@ import numpy as np
 
 from kosmos.errors import KosmosArgumentError
 from kosmos.trace import ROLES, Trace
+from kosmos.trace.colours import PALETTE
 from kosmos.trace.schema import numbers
 from kosmos.viewer import kernels
-from kosmos.viewer.lanes import LONGEST_NS, WAIT, Flows, Group, Lanes, ranges_of
+from kosmos.viewer.lanes import LONGEST_NS, WAIT, Group, Lanes, ranges_of
 
 VERSION = 1
 
@@ -35,9 +36,6 @@ LONGEST_CHAIN = 20_000
 
 LARGEST_PICTURE = 2**25
 """Bytes of coverage."""
-
-PARTS = 4
-"""A pixel of a derived counter is cut into so many: its extremes are those of their means."""
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
@@ -68,7 +66,7 @@ class Detail:
         self.kinds = [*roles, WAIT]
         self._slot = np.zeros(WAIT + 1, np.int8)
         self._slot[self.kinds] = np.arange(len(self.kinds))
-        self._series = [_Recorded(run) for run in self.runs]
+        self._series = [_recorded(run) for run in self.runs]
         self._group: tuple[tuple[int, int, int], Group] | None = None
         self._total = np.zeros(0)
         self._lock = threading.RLock()
@@ -112,7 +110,13 @@ class Detail:
                 }
                 for trace in traces
             ]
-        return {"version": VERSION, "traces": traces, "lanes": self.lanes, "difference": difference}
+        return {
+            "version": VERSION,
+            "traces": traces,
+            "lanes": self.lanes,
+            "difference": difference,
+            "palette": PALETTE,
+        }
 
     def _meta_of(self, index: int) -> dict[str, Any]:
         run = self.runs[index]
@@ -140,7 +144,7 @@ class Detail:
             },
             "problems": None,
             "bad": int(np.count_nonzero(run.bad)),
-            "queues": [{"rank": rank, "role": ROLES[role], "items": items} for rank, role, items in run.queues],
+            "queues": [{"rank": rank, "role": role, "items": items} for rank, role, items in run.queues],
             "counters": [{"name": s.name, "unit": s.unit, "rank": s.rank} for s in self._series[index]],
             "unit_name": _unit_name(meta.get("machine")),
             "units": None if run.units is None else run.units.tolist(),
@@ -168,18 +172,18 @@ class Detail:
         width, rows = _whole(request, "width", 1, 2**15), _whole(request, "rows", 1, 2**15)
         if len(self.kinds) * rows * width > LARGEST_PICTURE:
             raise KosmosArgumentError(f"a picture of rows={rows}, width={width} is too large")
+        kinds = self.kinds
         if request.get("axis", "lanes") == "items":
+            kinds = [_whole(request.get("group") or {}, "role", 0, len(ROLES) - 1), WAIT]
             coverage, spans, found = self._cover_items(request, t0, t1, width, rows)
         else:
             row = np.frombuffer(buffers[0], "<i4") if len(buffers) else np.zeros(0, np.int32)
             if len(row) != self.lanes or (len(row) and row.max() >= rows):
                 raise KosmosArgumentError(f"a picture needs the row, below {rows}, of each of the {self.lanes} lanes")
             coverage, spans, found = self._cover(t0, t1, width, rows, row)
-        answer = {"rows": rows, "width": width, "kinds": self.kinds, "spans": spans}
-        packed = [deflate(coverage)]
-        if spans <= LISTED_SPANS:
-            packed += self._columns(found)
-        return answer, packed
+        few = spans <= LISTED_SPANS
+        answer = {"rows": rows, "width": width, "kinds": kinds, "spans": spans if few else None}
+        return answer, [deflate(coverage), *(self._columns(found) if few else [])]
 
     def _cover(
         self, t0: int, t1: int, width: int, rows: int, row: np.ndarray
@@ -227,15 +231,17 @@ class Detail:
         group = self._group[1]
         item = np.arange(group.items, dtype=np.int32)
         row = (item.astype(np.int64) * rows // max(group.items, 1)).astype(np.int32)
-        total = self._zeros(rows, width)
+        total = self._zeros(rows, width, 2)
+        slot = np.full(WAIT + 1, 0, np.int8)
+        slot[WAIT] = 1
         found = np.empty(LISTED_SPANS, np.int32)
         # an item has one span: not to look for the first that is in the window is faster
         untidy = np.zeros(group.items, bool)
         spans = kernels.paint(
             group.first, untidy, group.claim, group.start, group.end, group.role, run.base,
-            item, row, t0, t1, self._slot, total, found,
+            item, row, t0, t1, slot, total, found,
         )  # fmt: skip
-        coverage = np.empty((len(self.kinds), rows, width), np.uint8)
+        coverage = np.empty((2, rows, width), np.uint8)
         kernels.to_bytes(total, np.bincount(row, minlength=rows) * ((t1 - t0) / width), coverage)
         return coverage, spans, [(index, np.sort(group.place[found[: min(spans, LISTED_SPANS)]]))]
 
@@ -245,10 +251,7 @@ class Detail:
             raise KosmosArgumentError(f"group must be {{trace, rank, role}}, not {group!r}")
         index = _whole(group, "trace", 0, len(self.runs) - 1)
         rank = _whole(group, "rank", 0, max(self.runs[index].ranks - 1, 0))
-        role = group.get("role")
-        if role not in ROLES:
-            raise KosmosArgumentError(f"group role={role!r} is unknown; allowed are {', '.join(ROLES)}")
-        return index, rank, ROLES.index(role)
+        return index, rank, _whole(group, "role", 0, len(ROLES) - 1)
 
     def _columns(self, found: list[tuple[int, np.ndarray]]) -> Buffers:
         columns: list[list[np.ndarray]] = [[] for _ in range(8)]
@@ -259,19 +262,20 @@ class Detail:
                 (self.first_lane[index] + run.lane(places)).astype("<i4"),
                 run.item[places].astype("<i4"),
                 run.role[places].astype(np.uint8),
-                run.bad[places],
+                (run.bad[places] > 0).astype(np.uint8),
                 *((times[places] - run.base).astype("<f8") for times in (run.claim, run.start, run.end)),
             )
             for column, value in zip(columns, values):
                 column.append(value)
         return [deflate(np.concatenate(column)) for column in columns]
 
-    def _zeros(self, rows: int, width: int) -> np.ndarray:
+    def _zeros(self, rows: int, width: int, kinds: int | None = None) -> np.ndarray:
         """float64 [rows, kinds, width + 1] of zeros, in memory that is kept."""
-        size = rows * len(self.kinds) * (width + 1)
+        kinds = len(self.kinds) if kinds is None else kinds
+        size = rows * kinds * (width + 1)
         if len(self._total) < size:
             self._total = np.empty(size)
-        total = self._total[:size].reshape(rows, len(self.kinds), width + 1)
+        total = self._total[:size].reshape(rows, kinds, width + 1)
         total.fill(0)
         return total
 
@@ -315,7 +319,8 @@ class Detail:
             index, lane = self._lane_of(request)
             run = self.runs[index]
             claims = run.claim[run.first[lane] : run.first[lane + 1]]
-            place = int(run.first[lane] + np.searchsorted(claims, _time(request, "t") + run.base)) - (by < 0)
+            time = _time(request, "t") + run.base
+            place = int(run.first[lane] + np.searchsorted(claims, time, "right" if by > 0 else "left")) - (by < 0)
         inside = run.first[lane] <= place < run.first[lane + 1]
         return {"span": self._whole_span(index, place) if inside else None}, []
 
@@ -324,11 +329,8 @@ class Detail:
         lane = int(run.lane(np.array([place]))[0])
         return {
             "index": self.first_span[index] + int(run.rows(np.array([place]))[0]),
-            "trace": index,
-            "rank": lane // run.workgroups,
-            "workgroup": lane % run.workgroups,
             "lane": self.first_lane[index] + lane,
-            "role": ROLES[run.role[place]],
+            "role": int(run.role[place]),
             "item": int(run.item[place]),
             "claim": int(run.claim[place]) - run.base,
             "start": int(run.start[place]) - run.base,
@@ -339,8 +341,12 @@ class Detail:
         run = self.runs[index]
         span = self._brief(index, place)
         cycles, worked = int(run.cycles[place]), span["end"] - span["start"]
+        lane = span["lane"] - self.first_lane[index]
         span |= {
-            "unit": int(run.unit[place]),
+            "trace": index,
+            "rank": lane // run.workgroups,
+            "workgroup": lane % run.workgroups,
+            "unit": None if run.units is None else int(run.unit[place]),
             "claim_ns": str(run.claim[place]),
             "start_ns": str(run.start[place]),
             "end_ns": str(run.end[place]),
@@ -362,7 +368,7 @@ class Detail:
         producers, consumers = flows.producers(place), flows.consumers(place)
         released = flows.released(place, producers)
         return span | {
-            "waits_for": [self._brief(index, int(other)) for other in producers[-MOST_FLOWS:]],
+            "waits_for": [self._brief(index, int(other)) for other in producers[:MOST_FLOWS]],
             "waits_for_total": len(producers),
             "released": None if released is None else self._brief(index, released),
             "signals": [self._brief(index, int(other)) for other in consumers[:MOST_FLOWS]],
@@ -376,19 +382,18 @@ class Detail:
         seen = {place}
         cut = False
         while True:
-            before = _released(run, run.flows, place)
-            reason = "wait"
-            if before is None:
-                before, reason = place - 1, "lane"
-                if place == run.first[run.lane(np.array([place]))[0]]:
-                    break
-            if before in seen:
+            first = place == run.first[run.lane(np.array([place]))[0]]
+            before = _released(run, place)
+            waited = before is not None and (first or run.end[before] > run.claim[place])
+            if not waited:
+                before = None if first else place - 1
+            if before is None or before in seen:
                 break
             if len(places) == LONGEST_CHAIN:
                 cut = True
                 break
             places.append(before)
-            reasons.append(reason)
+            reasons.append("wait" if waited else "lane")
             seen.add(before)
             place = before
         spans = [self._brief(index, place) for place in reversed(places)]
@@ -401,9 +406,10 @@ class Detail:
         t0, t1 = _window(request)
         lanes = self._some_lanes(request.get("lanes"))
         row = np.full(self.lanes, -1, np.int32)
-        row[lanes] = 0
-        spent, spans = self._spent(t0, t1, row, 1)
-        ns = {("wait" if kind == WAIT else ROLES[kind]): int(value) for kind, value in zip(self.kinds, spent[0])}
+        row[lanes] = np.arange(len(lanes)) * 2 // max(len(lanes), 1)  # two halves, side by side
+        spent, spans = self._spent(t0, t1, row, 2)
+        kinds = zip(self.kinds, spent.sum(axis=0))
+        ns = {("wait" if kind == WAIT else ROLES[kind]): int(value) for kind, value in kinds}
         ns["idle"] = len(lanes) * (t1 - t0) - sum(ns.values())
         return {"ns": ns, "spans": spans, "lanes": len(lanes)}, []
 
@@ -426,33 +432,36 @@ class Detail:
         allowed = ("workgroup", "unit", "role", "switch", "idle")
         if by not in allowed:
             raise KosmosArgumentError(f"by={by!r} is unknown; allowed are {', '.join(allowed)}")
-        idle = None
+        busy = None
         if by == "idle":
-            idle = -self._spent(0, self.length, np.arange(self.lanes, dtype=np.int32), self.lanes)[0].sum(axis=1)
+            busy = self._spent(0, self.length, np.arange(self.lanes, dtype=np.int32), self.lanes)[0].sum(axis=1)
         parts = []
         for index, run in enumerate(self.runs):
             first = self.first_lane[index]
             value: np.ndarray = np.zeros(run.lanes)
             if by == "unit" and run.units is not None:
-                value = run.units
+                value = np.where(run.units < 0, 2**31, run.units)
             elif by == "role":
                 value = self._kinds_at(run, _time(request, "t"))
             elif by == "switch":
                 value = run.first_switch
-            elif idle is not None:
-                value = idle[first : first + run.lanes]
+            elif busy is not None:
+                value = busy[first : first + run.lanes]
             rank = np.arange(run.lanes) // max(run.workgroups, 1)
             parts.append(first + np.lexsort((value, rank)))
-        return {"by": by}, [np.concatenate(parts).astype("<i4").tobytes()]
+        return {}, [np.concatenate(parts).astype("<i4").tobytes()]
 
     @staticmethod
     def _kinds_at(run: Lanes, time: int) -> np.ndarray:
         """The kind of each lane at a time, WAIT + 1 where it idles."""
         kinds = np.full(run.lanes, WAIT + 1)
-        for lane in range(run.lanes):
-            place = run.at(lane, time)
-            if place is not None:
-                kinds[lane] = WAIT if time + run.base < run.start[place] else run.role[place]
+        places = run.meeting(time, time + 1)
+        claim, start, end = (times[places] - run.base for times in (run.claim, run.start, run.end))
+        waits, works = (claim <= time) & (time < start), (start <= time) & (time < end)
+        lanes = run.lane(places)
+        # of several in a lane the last counts, as the places ascend
+        some = waits | works
+        kinds[lanes[some]] = np.where(works, run.role[places], WAIT)[some]
         return kinds
 
     def _search(self, request: Request, _: Sequence[Any]) -> tuple[Answer, Buffers]:
@@ -460,15 +469,16 @@ class Detail:
         if not isinstance(text, str):
             raise KosmosArgumentError(f"text must be text, not {text!r}")
         conditions = _conditions(text)
-        matches: list[dict[str, Any]] = []
-        total = 0
-        for index, run in enumerate(self.runs):
-            places = _matches(run, conditions) if conditions else np.zeros(0, np.int64)
-            total += len(places)
-            if run.row is not None:
-                places = places[np.argsort(run.row[places])]
-            matches += [self._brief(index, int(place)) for place in places[: MOST_MATCHES - len(matches)]]
-        return {"matches": matches, "total": total}, []
+        found = [_matches(run, conditions) if conditions else np.zeros(0, np.int64) for run in self.runs]
+        trace = np.repeat(np.arange(len(self.runs)), [len(places) for places in found])
+        start = np.concatenate([run.start[places] - run.base for run, places in zip(self.runs, found)])
+        span = np.concatenate([run.rows(places) for run, places in zip(self.runs, found)])
+        total, places = len(start), np.concatenate(found)
+        if total > MOST_MATCHES:
+            early = np.flatnonzero(start <= np.partition(start, MOST_MATCHES - 1)[MOST_MATCHES - 1])
+            trace, start, span, places = trace[early], start[early], span[early], places[early]
+        first = np.lexsort((span, trace, start))[:MOST_MATCHES]
+        return {"matches": [self._brief(int(trace[i]), int(places[i])) for i in first], "total": total}, []
 
     # counters and ranges
 
@@ -479,37 +489,31 @@ class Detail:
         packed: Buffers = []
 
         def add(index: int, values: np.ndarray, **about: Any) -> None:
-            series.append({"rank": None, **about, "trace": index})
-            packed.append(deflate(values.astype("<f4")))
+            series.append({"rank": None, **about, "trace": index, "step": not about["derived"]})
+            packed.append(deflate(np.broadcast_to(values, (3, width)).astype("<f4")))
 
         for index, run in enumerate(self.runs):
             if run.count:
-                total = self._zeros(1, PARTS * width)
+                total = self._zeros(2, width)  # two halves of the lanes, side by side
                 lanes = np.arange(run.lanes, dtype=np.int32)
-                self._paint(run, lanes, np.zeros(run.lanes, np.int32), t0, t1, total)
-                part = (t1 - t0) / (PARTS * width)
+                self._paint(run, lanes, (lanes * 2 // run.lanes).astype(np.int32), t0, t1, total)
                 for kind in [*run.roles, WAIT]:
-                    name = "waiting" if kind == WAIT else ROLES[kind]
-                    about = {"name": name, "unit": "workgroups", "step": False}
-                    add(index, _extremes(total[0, self._slot[kind], :-1] / part), **about)
+                    about = {"name": "wait" if kind == WAIT else ROLES[kind], "unit": "workgroups", "derived": True}
+                    add(index, total[:, self._slot[kind], :-1].sum(axis=0) * (width / (t1 - t0)), **about)
                 if run.has_cycles:
-                    add(index, self._clock(run, t0, t1, width), name="clock", unit="MHz", step=False)
-            for recorded in self._series[index]:
-                about = {"name": recorded.name, "unit": recorded.unit, "rank": recorded.rank, "step": True}
-                add(index, recorded.values(t0, t1, width), **about)
+                    add(index, self._clock(run, t0, t1, width), name="clock", unit="MHz", derived=True)
+            for one in self._series[index]:
+                add(index, one.values(t0, t1, width), name=one.name, unit=one.unit, rank=one.rank, derived=False)
         return {"series": series}, packed
 
     @staticmethod
     def _clock(run: Lanes, t0: int, t1: int, width: int) -> np.ndarray:
-        """float64 [3][width]: min, mean, max of the mean clock of those at work, in MHz."""
-        total = np.zeros((2, PARTS * width + 1))
+        """float64 [width]: the mean clock of those at work, in MHz; NaN where nobody is."""
+        total = np.zeros((2, width + 1))
         kernels.add_cycles(run.first, run.tidy, run.start, run.end, run.cycles, run.base, t0, t1, total)
-        ns, cycles = total[:, :-1].reshape(2, width, PARTS)
-        worked, counted = ns.sum(axis=1), cycles.sum(axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            part = 1000 * cycles / ns
-            mean = 1000 * counted / worked
-        return np.stack([np.fmin.reduce(part, axis=1), mean, np.fmax.reduce(part, axis=1)])
+        ns, cycles = total[:, :-1]
+        with np.errstate(invalid="ignore"):
+            return 1000 * cycles / ns
 
     def _ranges(self, request: Request, _: Sequence[Any]) -> tuple[Answer, Buffers]:
         t0, t1 = _window(request)
@@ -518,13 +522,11 @@ class Detail:
             table = ranges_of(run.trace)
             if table is None or not len(table):
                 continue
-            start, end = numbers(table, "start_ns", "end_ns")
-            low, high = np.minimum(start, end) - run.base, np.maximum(start, end) - run.base
-            for row in np.flatnonzero((low < t1) & ((high > t0) | (low >= t0))):
-                found.append((int(low[row] - high[row]), int(low[row]), index, int(row)))
-        kept = sorted(found)[:MOST_RANGES]
-        kept.sort(key=lambda one: one[1:])
-        ranges = [self._range(index, row) for *_, index, row in kept]
+            start, end = (times - run.base for times in numbers(table, "start_ns", "end_ns"))
+            for row in np.flatnonzero((start < t1) & (end > t0)):
+                found.append((int(start[row] - end[row]), index, int(row)))
+        kept = sorted(found)[:MOST_RANGES]  # the longest
+        ranges = [self._range(index, row) for index, row in sorted(one[1:] for one in kept)]
         return {"ranges": ranges, "total": len(found)}, []
 
     def _range(self, index: int, row: int) -> dict[str, Any]:
@@ -532,35 +534,45 @@ class Detail:
         table: Any = ranges_of(run.trace)
         one = table.slice(row, 1).to_pylist()[0]
         times = {"start": one["start_ns"] - run.base, "end": one["end_ns"] - run.base}
-        return {"track": one["track"], "name": one["name"], "rank": one["rank"], "trace": index, **times}
+        return {"track": one["track"], "name": one["name"], "trace": index, **times}
 
 
 class _Series:
-    """Samples of one recorded counter, times in ns from the base. A sample holds until the next."""
+    """Samples of one recorded counter, times in ns from the base; each holds until the next, the last for no time."""
 
     def __init__(self, name: str, unit: str, rank: int, times: np.ndarray, samples: np.ndarray) -> None:
         self.name, self.unit, self.rank = name, unit, rank
         order = np.argsort(times, kind="stable")
         self._times, self._samples = times[order], samples[order]
+        held = self._samples[:-1] * np.diff(self._times)
+        self._integral = np.concatenate(([0.0], np.cumsum(held)))
 
     def values(self, t0: int, t1: int, width: int) -> np.ndarray:
-        """float64 [3][width]: min, mean, max of the samples in each pixel, or the last before it; NaN for none."""
+        """float64 [3][width]: min, mean over the time and max of what holds in each pixel; NaN where nothing does."""
         edges = t0 + np.arange(width + 1) * ((t1 - t0) / width)
         at = np.searchsorted(self._times, edges)
-        first, last = at[:-1], at[1:]
-        held = np.where(first > 0, self._samples[np.maximum(first - 1, 0)], np.nan)
-        values = np.stack([held] * 3)
+        first, last = at[:-1], at[1:]  # the samples in each pixel; the one before, if any is to follow, holds into it
+        holds = (first > 0) & (first < len(self._times)) & (edges[:-1] > self._times[0])
+        first = first - holds
+        values = np.full((3, width), np.nan)
         some = np.flatnonzero(last > first)
-        if len(some):
-            samples = self._samples[: last[-1]]
-            sums = np.add.reduceat(samples, first[some])
-            values[0, some] = np.minimum.reduceat(samples, first[some])
-            values[1, some] = sums / (last - first)[some]
-            values[2, some] = np.maximum.reduceat(samples, first[some])
+        if not len(some):
+            return values
+        # every other entry is what reduceat makes of the samples from there to the next
+        bounds = np.stack([first[some], last[some]], axis=1).ravel()
+        padded = np.append(self._samples, np.nan)
+        values[0, some] = np.fmin.reduceat(padded, bounds)[::2]
+        values[2, some] = np.fmax.reduceat(padded, bounds)[::2]
+        begins = np.maximum(edges[:-1], self._times[0])[some]
+        ends = np.minimum(edges[1:], self._times[-1])[some]
+        integral = np.interp(ends, self._times, self._integral) - np.interp(begins, self._times, self._integral)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = integral / (ends - begins)
+        values[1, some] = np.where(ends > begins, mean, padded[last[some] - 1])
         return values
 
 
-def _Recorded(run: Lanes) -> list[_Series]:
+def _recorded(run: Lanes) -> list[_Series]:
     """The counters of a trace, in the order of their first samples in the table."""
     table = run.trace.counters
     if not len(table):
@@ -628,56 +640,46 @@ def _middle(run: Lanes, lanes: np.ndarray, rows: np.ndarray) -> int:
     return int(np.searchsorted(rows, rows[min(middle + 1, len(rows) - 1)]))
 
 
-def _extremes(parts: np.ndarray) -> np.ndarray:
-    """[3][width]: min, mean, max of the PARTS of each pixel."""
-    parts = parts.reshape(-1, PARTS)
-    return np.stack([parts.min(axis=1), parts.mean(axis=1), parts.max(axis=1)])
-
-
-def _released(run: Lanes, flows: Flows | None, place: int) -> int | None:
-    """The place of the span whose end let this one's wait end; None if it did not wait, or nobody knows for whom."""
-    if flows is None or run.start[place] <= run.claim[place]:
+def _released(run: Lanes, place: int) -> int | None:
+    """The place of the span whose signal was the last that this one needed; None if nobody knows of any."""
+    if run.flows is None:
         return None
-    producers = flows.producers(place)
-    return flows.released(place, producers) if len(producers) else None
+    return run.flows.released(place, run.flows.producers(place))
 
 
-_NUMBERED = ("item", "chunk", "wg", "workgroup", "rank", "unit")
+_NUMBERED = {
+    "item": "item",
+    "chunk": "chunk",
+    "rank": "rank",
+    "workgroup": "workgroup",
+    "wg": "workgroup",
+    "unit": "unit",
+    "sm": "unit",
+    "xcd": "unit",
+}
 
 
 def _conditions(text: str) -> list[tuple[str, Any]]:
-    """What each word of a search asks for: (what, value)."""
+    """What each word of a search asks for, (what, value); nothing if there is a word that says nothing."""
     conditions: list[tuple[str, Any]] = []
-    text = re.sub(r"\s*,\s*", ",", text.lower())
-    words = re.sub(rf"\b({'|'.join((*_NUMBERED, 'tile'))})[:=]?\s*(?=\d)", r"\1 ", text).split()
+    words = re.sub(r"\s*,\s*", ",", text.lower()).split()
     while words:
         word = words.pop(0)
-        if word in _NUMBERED:
-            conditions.append((word, _number(word, words)))
-        elif word == "tile":
-            pair = words.pop(0) if words else ""
-            if not re.fullmatch(r"\d{1,9},\d{1,9}", pair):
-                raise KosmosArgumentError(f"search: after tile come its band and column, like tile 3,4, not {pair!r}")
-            conditions.append(("tile", tuple(int(number) for number in pair.split(","))))
-        elif word == "wait":
-            conditions.append(("wait", None))
-        elif word.isdecimal():
-            conditions.append(("item", _number("item", [word])))
-        else:
-            roles = [code for code, role in enumerate(ROLES) if role.startswith(word)]
-            if not roles:
-                raise KosmosArgumentError(
-                    f"search: {word!r} is none of {', '.join(ROLES)}, wait, tile, {', '.join(_NUMBERED)} or a number"
-                )
+        roles = [code for code, role in enumerate(ROLES) if role.startswith(word)]
+        if word == "tile" or word in _NUMBERED:
+            values = (words.pop(0) if words else "").split(",")
+            if len(values) != 1 + (word == "tile") or not all(re.fullmatch(r"-?\d{1,15}", value) for value in values):
+                return []
+            conditions.append((_NUMBERED.get(word, word), [int(value) for value in values]))
+        elif re.fullmatch(r"\d{1,15}", word):
+            conditions.append(("item", [int(word)]))
+        elif word in ("wait", "bad"):
+            conditions.append((word, None))
+        elif roles:
             conditions.append(("role", roles))
+        else:
+            return []
     return conditions
-
-
-def _number(name: str, words: list[str]) -> int:
-    word = words.pop(0) if words else ""
-    if not re.fullmatch(r"\d{1,9}", word):
-        raise KosmosArgumentError(f"search: after {name} comes a number, not {word!r}")
-    return int(word)
 
 
 def _matches(run: Lanes, conditions: list[tuple[str, Any]]) -> np.ndarray:
@@ -685,24 +687,25 @@ def _matches(run: Lanes, conditions: list[tuple[str, Any]]) -> np.ndarray:
     meets = np.ones(run.count, bool)
     lanes = np.arange(run.lanes)
     for what, value in conditions:
-        if what in ("wg", "workgroup", "rank"):
-            of_lane = lanes // max(run.workgroups, 1) if what == "rank" else lanes % max(run.workgroups, 1)
-            meets &= np.repeat(of_lane == value, np.diff(run.first))
-        elif what in ("tile", "chunk"):
-            names = ("chunk",) if what == "chunk" else ("band", "column")
-            wanted = [value] if what == "chunk" else value
-            columns = numbers(run.trace.queue, *names)
-            of_row = np.logical_and.reduce([column == number for column, number in zip(columns, wanted)])
-            known = np.zeros(run.count, bool) if run.queued is None else run.queued >= 0
-            if run.queued is not None:
-                known[known] = of_row[run.queued[known]]
-            meets &= known
+        if what == "role":
+            meets &= np.isin(run.role, value)
+        elif what == "item":
+            meets &= run.item == value[0]
         elif what == "wait":
             meets &= run.start > run.claim
-        elif what == "role":
-            meets &= np.isin(run.role, value)
+        elif what == "bad":
+            meets &= run.bad > 0
+        elif what in ("tile", "chunk"):
+            if run.queued is None:
+                return np.zeros(0, np.int64)
+            columns = numbers(run.trace.queue, *(["chunk"] if what == "chunk" else ["band", "column"]))
+            of_row = np.logical_and.reduce([column == number for column, number in zip(columns, value)])
+            meets &= np.append(of_row, False)[run.queued]  # -1 is the last
         else:
-            meets &= (run.item if what == "item" else run.unit) == value
+            if what == "unit" and run.units is None:
+                return np.zeros(0, np.int64)
+            of_lane = {"rank": lanes // run.workgroups, "workgroup": lanes % run.workgroups, "unit": run.units}[what]
+            meets &= np.repeat(of_lane == value[0], np.diff(run.first))
     return np.flatnonzero(meets)
 
 

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numba import boolean, float64, int8, int32, int64, types, uint8, uint64
 
-WAITS_BACK, ENDS_EARLY, OVERLAPS, UNKNOWN, TWICE = 1, 2, 4, 8, 16
+WAITS_BACK, ENDS_EARLY, OVERLAPS, UNKNOWN = 1, 2, 4, 8
 """Bits of what is wrong with a span."""
 
 WAIT = 6
@@ -61,6 +61,7 @@ def check_lanes(first, claim, start, end, bad, tidy):
     low, high = claim[0], claim[0]
     for lane in range(len(first) - 1):
         tidy[lane] = True
+        done = claim[first[lane]] if first[lane] < len(claim) else 0
         for i in range(first[lane], first[lane + 1]):
             low = min(low, claim[i], start[i], end[i])
             high = max(high, claim[i], start[i], end[i])
@@ -68,19 +69,19 @@ def check_lanes(first, claim, start, end, bad, tidy):
                 bad[i] |= WAITS_BACK
             if end[i] < start[i]:
                 bad[i] |= ENDS_EARLY
-            if i > first[lane] and claim[i] < end[i - 1]:
+            if claim[i] < done:
                 bad[i] |= OVERLAPS
+            done = max(done, end[i])
             if bad[i]:
                 tidy[lane] = False
     return low, high
 
 
-@_compiled(types.void, _LONG, int64, _SMALL, _WHOLE, _LONG, _WHOLE, int32[::1], uint8[::1], uint8[::1])
-def find_items(first, workgroups, role, item, group, queued, place, done, bad):
+@_compiled(types.void, _LONG, int64, _SMALL, _WHOLE, _LONG, _WHOLE, int32[::1], uint8[::1])
+def find_items(first, workgroups, role, item, group, queued, place, bad):
     """Where in the queue each span's item stands: `place`, -1 for none, whose bit is set in `bad`.
 
-    Group g = rank * 6 + role has the items `queued[group[g]]` to `queued[group[g + 1]]`, ascending. `done`, zeros
-    [rows of the queue], counts up to 2.
+    Group g = rank * 6 + role has the items `queued[group[g]]` to `queued[group[g + 1]]`, ascending.
     """
     for lane in range(len(first) - 1):
         rank = lane // workgroups
@@ -101,12 +102,8 @@ def find_items(first, workgroups, role, item, group, queued, place, done, bad):
                     at = low
                 if at < group[g + 1] and queued[at] == item[i]:
                     place[i] = at
-                    done[at] = min(done[at] + 1, 2)
             if place[i] < 0:
                 bad[i] |= UNKNOWN
-    for i in range(len(place)):
-        if place[i] >= 0 and done[place[i]] > 1:
-            bad[i] |= TWICE
 
 
 @_compiled(types.void, _WHOLE, int64[::1], int32[::1])

@@ -18,11 +18,10 @@ from kosmos.viewer import kernels
 WAIT = kernels.WAIT
 
 BAD = {
-    kernels.WAITS_BACK: "its wait ends before it begins",
-    kernels.ENDS_EARLY: "it ends before it starts",
-    kernels.OVERLAPS: "it begins before the span before it in its workgroup is done",
+    kernels.WAITS_BACK: "its wait ended before it began",
+    kernels.ENDS_EARLY: "it ended before it began",
+    kernels.OVERLAPS: "it began before its workgroup was done with the span before",
     kernels.UNKNOWN: "its item is not in the queue",
-    kernels.TWICE: "its item was done more than once",
 }
 """What each bit of `Lanes.bad` says."""
 
@@ -70,7 +69,9 @@ class Lanes:
         self.tidy = np.ones(self.lanes, bool)
         self.base, self.length = self._extent()
         self.queued = self._find_items()
-        self.roles = [int(code) for code in np.flatnonzero(np.bincount(self.role, minlength=len(ROLES)))]
+        of_items = numbers(trace.queue, "role")[0]
+        counts = sum(np.bincount(roles, minlength=len(ROLES)) for roles in (self.role, of_items))
+        self.roles = [int(code) for code in np.flatnonzero(counts)]
 
     def _order(self) -> np.ndarray | None:
         rank, workgroup, claim, end = numbers(self.trace.spans, "rank", "workgroup", "claim_ns", "end_ns")
@@ -114,8 +115,7 @@ class Lanes:
             group, item = group[order], item[order]
         first = np.concatenate(([0], np.cumsum(np.bincount(group, minlength=groups)))).astype(np.int64)
         place = np.empty(self.count, np.int32)
-        done = np.zeros(len(item), np.uint8)
-        kernels.find_items(self.first, self.workgroups, self.role, self.item, first, item, place, done, self.bad)
+        kernels.find_items(self.first, self.workgroups, self.role, self.item, first, item, place, self.bad)
         if order is None:
             return place
         return np.where(place >= 0, order[place], np.int32(-1)) if len(order) else place
@@ -171,23 +171,20 @@ class Lanes:
         return np.searchsorted(self.first, places, "right") - 1
 
     def items(self, rank: int, role: int) -> int:
-        """How many items this (rank, role) has: those of the queue, or of the spans where there is none."""
+        """How many items this (rank, role) has, in the queue or done."""
         return self._items.get((rank, role), 0)
 
     @cached_property
     def _items(self) -> dict[tuple[int, int], int]:
-        if self.queued is not None:
-            rank, role, item = numbers(self.trace.queue, "rank", "role", "item")
-        else:
-            rank, role, item = numbers(self.trace.spans, "rank", "role", "item")
-        counts: dict[tuple[int, int], int] = {}
-        for code in np.unique(role):
-            of_role = role == code
-            largest = np.full(max(self.ranks, 1), -1, np.int64)
-            known = of_role & (rank >= 0) & (rank < self.ranks)
-            np.maximum.at(largest, rank[known], item[known])
-            counts |= {(r, int(code)): int(top) + 1 for r, top in enumerate(largest) if top >= 0}
-        return dict(sorted(counts.items()))
+        largest = np.full((self.ranks, len(ROLES)), -1, np.int64)
+        for rank, role, item in (
+            numbers(table, "rank", "role", "item") for table in (self.trace.queue, self.trace.spans)
+        ):
+            known = (rank >= 0) & (rank < self.ranks)
+            if not known.all():
+                rank, role, item = rank[known], role[known], item[known]
+            np.maximum.at(largest, (rank, role), item)
+        return {(int(rank), int(role)): int(largest[rank, role]) + 1 for rank, role in np.argwhere(largest >= 0)}
 
     @property
     def queues(self) -> list[tuple[int, int, int]]:
@@ -259,25 +256,26 @@ class Flows:
         self._done = _Groups(lanes.queued, len(key))
 
     def producers(self, place: int) -> np.ndarray:
-        """The places of the spans that signal what this one waits for, in the order of their ends."""
+        """The places of the spans that signal what this one waits for, in the order of the queue."""
         row = self._row(place)
         if row < 0 or self._waits_for[row] < 0:
             return np.zeros(0, np.int64)
-        spans = self._done.of(self._signallers.of(self._waits_for[row : row + 1]))
-        return spans[np.lexsort((self._lanes.rows(spans), self._lanes.end[spans]))]
+        return self._done.of(self._signallers.of(self._waits_for[row : row + 1]))
 
     def consumers(self, place: int) -> np.ndarray:
-        """The places of the spans that wait for what this one signals, in the order of their claims."""
+        """The places of the spans that wait for what this one signals, in the order of the queue."""
         row = self._row(place)
         if row < 0 or self._signals[row] < 0:
             return np.zeros(0, np.int64)
-        spans = self._done.of(self._waiters.of(self._signals[row : row + 1]))
-        return spans[np.lexsort((self._lanes.rows(spans), self._lanes.claim[spans]))]
+        return self._done.of(self._waiters.of(self._signals[row : row + 1]))
 
     def released(self, place: int, producers: np.ndarray) -> int | None:
-        """The place of the producer whose signal was the last that this span needed."""
+        """The place of the producer whose signal was the last that this span needed, or that there was."""
+        if not len(producers):
+            return None
         count = int(self._count[self._row(place)])
-        return int(producers[count - 1]) if 0 < count <= len(producers) else None
+        by_end = np.lexsort((self._lanes.rows(producers), self._lanes.end[producers]))
+        return int(producers[by_end[min(count, len(by_end)) - 1]])
 
     def _row(self, place: int) -> int:
         queued = self._lanes.queued
