@@ -1,6 +1,7 @@
 """A small picture of the whole run, for whatever shows notebooks without their widgets."""
 
 import io
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -8,8 +9,11 @@ from kosmos.trace import ROLES
 from kosmos.trace.colours import PALETTE
 from kosmos.viewer.detail import Detail
 
-COLOURS = 32
-"""So many are enough for mixtures of a few, and keep the file small."""
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+STEPS = 6
+"""Shades of a colour: noise of finer ones is most of what a file would hold."""
 
 
 def snapshot(detail: Detail, coverage: np.ndarray) -> tuple[bytes, tuple[int, int]]:
@@ -18,14 +22,14 @@ def snapshot(detail: Detail, coverage: np.ndarray) -> tuple[bytes, tuple[int, in
     from matplotlib.colors import to_rgba
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-    from PIL import Image
 
     image = np.ones((*coverage.shape[1:], 3))
     labels = {}
     for kind in detail.kinds:
         name = "wait" if kind == len(ROLES) else ROLES[kind]
         *colour, alpha = to_rgba(PALETTE[name])
-        image += coverage[kind, :, :, None] / 255 * alpha * (np.array(colour) - 1)
+        cover = np.round(coverage[kind, :, :, None] / 255 * STEPS) / STEPS
+        image += cover * alpha * (np.array(colour) - 1)
         labels[name] = Patch(facecolor=PALETTE[name])
     # Its own white ground and black text, whatever the theme around it or matplotlib's style.
     black, grey = "#000000", "#808080"
@@ -58,7 +62,21 @@ def snapshot(detail: Detail, coverage: np.ndarray) -> tuple[bytes, tuple[int, in
     )
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    pixels = np.asarray(canvas.buffer_rgba())
     png = io.BytesIO()
-    drawn.quantize(COLOURS, dither=Image.Dither.NONE).save(png, "PNG", optimize=True)
-    return png.getvalue(), drawn.size
+    _with_palette(pixels).save(png, "PNG", optimize=True)
+    return png.getvalue(), (pixels.shape[1], pixels.shape[0])
+
+
+def _with_palette(pixels: np.ndarray) -> "Image":
+    """uint8 [rows, columns, 4] with its 256 most frequent colours as they are, and the few others as the nearest."""
+    from PIL.Image import fromarray
+
+    packed = pixels.view("<u4")[..., 0] & 0xFFFFFF
+    colours, place, count = np.unique(packed, return_inverse=True, return_counts=True)
+    kept = np.sort(np.argsort(-count, kind="stable")[:256])
+    channels = np.stack([colours >> shift & 255 for shift in (0, 8, 16)], axis=1).astype(np.int64)
+    nearest = ((channels[:, None] - channels[kept]) ** 2).sum(axis=2).argmin(axis=1)
+    image = fromarray(nearest[place.reshape(packed.shape)].astype(np.uint8))
+    image.putpalette(channels[kept].astype(np.uint8).tobytes())
+    return image
