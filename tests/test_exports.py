@@ -519,7 +519,7 @@ def command(*arguments):
         return stop.code
 
 
-@pytest.mark.parametrize("kind", ["perfetto", "chrome"])
+@pytest.mark.parametrize("kind", ["perfetto", "chrome", "html"])
 def test_the_command_writes_what_the_method_does(kind, tmp_path, capsys):
     getattr(Trace.load(RECORDED[0]), f"to_{kind}")(tmp_path / "method")
     assert command("export", RECORDED[0], "--to", kind, "-o", tmp_path / "command") == 0

@@ -14,6 +14,8 @@ from kosmos.trace.schema import COUNTERS, QUEUE, RANGES, SPANS, conform, numbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from kosmos.viewer.viewer import Viewer
+
 
 class Trace:
     """What happened in one run: who did which item when, the queue they took it from, counters, ranges, `meta`.
@@ -157,6 +159,18 @@ class Trace:
         from kosmos.plots import timeline
 
         return timeline(self, **options)
+
+    def view(self, **options: Any) -> "Viewer":
+        """The interactive viewer, a widget for notebooks; the options are those of `kosmos.viewer.view`."""
+        from kosmos.viewer import view  # upwards, as in plot
+
+        return view(self, **options)
+
+    def to_html(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the viewer of this trace as one HTML file that works offline; see `kosmos.viewer.to_html`."""
+        from kosmos.viewer import to_html  # upwards, as in plot
+
+        to_html(path, self, **options)
 
     def equals(self, other: "Trace") -> bool:
         """Whether both hold the same tables, bit for bit, and the same meta."""
