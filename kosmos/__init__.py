@@ -24,6 +24,7 @@ _HOME = {
     "all_gather_matmul": "ops",
     "matmul_reduce_scatter": "ops",
     "bench": "benchmark",
+    "panel": "panels",
     "compare": "viewer",
 }
 

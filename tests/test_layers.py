@@ -30,6 +30,7 @@ LAYERS = [
     "viewer",
     "course",
     "doctor",
+    "panels",
     "benchmark",
     "cli",
     "__main__",
