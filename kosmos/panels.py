@@ -213,8 +213,8 @@ class Controls:
             ) from None
         self._panel, self._widgets = panel, ipywidgets
         setting = panel.setting
-        wide, narrow = ipywidgets.Layout(width="19em"), ipywidgets.Layout(width="11em")
-        label = {"description_width": "5.5em"}
+        wide, narrow = ipywidgets.Layout(width="19em"), ipywidgets.Layout(width="13em")
+        label = {"description_width": "6.5em"}
 
         def number(name: str, value: int, least: int = 1) -> Any:
             limits = {"min": least, "max": 2**31 - 1}
@@ -236,7 +236,7 @@ class Controls:
             setting.link_gbps or 0, min=0, max=1e6, description="link GB/s", layout=narrow, style=label
         )
         self.place = choice("place", PLACES, setting.place)
-        self.machine = choice("machine", [("default", None), *machines], setting.machine)
+        self.machine = choice("machine", ["default", *machines], setting.machine or "default")
         self.shown = choice("show", ["this run", "this and the one before", "all runs"], "this run")
         self.button = ipywidgets.Button(description="Run", icon="play", button_style="primary", layout=narrow)
         self.message = ipywidgets.HTML()
@@ -278,8 +278,9 @@ class Controls:
         """The setting that the controls show."""
         kind = self.policy.value
         policy = None if kind == "default" else Policy(kind, None if kind == "planned" else self.crew.value)
-        chosen = {name: getattr(self, name).value for name in ("op", "m", "n", "k", "ranks", "place", "machine")}
+        chosen = {name: getattr(self, name).value for name in ("op", "m", "n", "k", "ranks", "place")}
         chosen |= {"workgroups": self.workgroups.value or None, "link_gbps": self.link.value or None}
+        chosen |= {"machine": None if self.machine.value == "default" else self.machine.value}
         chosen |= {"policy": policy, "order": self._own_orders.get(self.order.value, self.order.value)}
         return {name: value for name, value in chosen.items() if name not in self._panel._of_world()}
 
@@ -290,7 +291,7 @@ class Controls:
             self._panel.run(**self.chosen())
         except Exception as error:  # where nobody would see a traceback
             says = str(error) if isinstance(error, KosmosError) else f"{type(error).__name__}: {error}"
-            self.message.value = f"<span role='alert'><b>{html.escape(' '.join(says.split()))}</b></span>"
+            self.message.value = f"<span role='alert' style='color:var(--jp-error-color1)'><b>{html.escape(' '.join(says.split()))}</b></span>"
         finally:
             self.button.disabled, self.button.description = False, "Run"
 
