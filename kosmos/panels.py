@@ -291,7 +291,8 @@ class Controls:
             self._panel.run(**self.chosen())
         except Exception as error:  # where nobody would see a traceback
             says = str(error) if isinstance(error, KosmosError) else f"{type(error).__name__}: {error}"
-            self.message.value = f"<span role='alert' style='color:var(--jp-error-color1)'><b>{html.escape(' '.join(says.split()))}</b></span>"
+            says = html.escape(" ".join(says.split()))
+            self.message.value = f"<b role='alert' style='color:var(--jp-error-color1)'>{says}</b>"
         finally:
             self.button.disabled, self.button.description = False, "Run"
 
