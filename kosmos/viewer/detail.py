@@ -440,7 +440,7 @@ class Detail:
             first = self.first_lane[index]
             value: np.ndarray = np.zeros(run.lanes)
             if by == "unit" and run.units is not None:
-                value = np.where(run.units < 0, 2**31, run.units)
+                value = np.where(run.units < 0, np.int64(2**31), run.units)
             elif by == "role":
                 value = self._kinds_at(run, _time(request, "t"))
             elif by == "switch":
@@ -512,8 +512,8 @@ class Detail:
         total = np.zeros((2, width + 1))
         kernels.add_cycles(run.first, run.tidy, run.start, run.end, run.cycles, run.base, t0, t1, total)
         ns, cycles = total[:, :-1]
-        with np.errstate(invalid="ignore"):
-            return 1000 * cycles / ns
+        works = ns > 1e-9 * (t1 - t0) / width  # less is what rounding leaves of a stretch that ends at the pixel's edge
+        return np.divide(1000 * cycles, ns, out=np.full(width, np.nan), where=works)
 
     def _ranges(self, request: Request, _: Sequence[Any]) -> tuple[Answer, Buffers]:
         t0, t1 = _window(request)
@@ -552,7 +552,8 @@ class _Series:
         edges = t0 + np.arange(width + 1) * ((t1 - t0) / width)
         at = np.searchsorted(self._times, edges)
         first, last = at[:-1], at[1:]  # the samples in each pixel; the one before, if any is to follow, holds into it
-        holds = (first > 0) & (first < len(self._times)) & (edges[:-1] > self._times[0])
+        next_ = self._times[np.minimum(first, len(self._times) - 1)]
+        holds = (first > 0) & (first < len(self._times)) & (next_ > edges[:-1])
         first = first - holds
         values = np.full((3, width), np.nan)
         some = np.flatnonzero(last > first)
