@@ -126,17 +126,25 @@ def problems(trace: "Trace") -> list[str]:
 
 
 class _Queue:
-    """The queue's columns, and keys that name an item or a counter in one int64."""
+    """The queue's columns, which rows wait and signal, and keys that name a counter in one int64."""
 
     def __init__(self, table: pa.Table) -> None:
         self.rank, self.role, self.item = numbers(table, "rank", "role", "item")
         self.wait, self.wait_count = numbers(table, "wait", "wait_count")
-        signal_rank, signal = numbers(table, "signal_rank", "signal")
-        self.key = _pair(self.rank.astype(np.int64) * len(ROLES) + self.role, self.item)
+        self._signal_rank, self._signal = numbers(table, "signal_rank", "signal")
         self.waits = (self.wait >= 0) & (self.wait_count > 0)
-        self.wait_key = _pair(self.rank, self.wait)
-        self.signals = (signal_rank >= 0) & (signal >= 0)
-        self.signal_key = _pair(signal_rank, signal)
+        self.signals = (self._signal_rank >= 0) & (self._signal >= 0)
+
+    def __len__(self) -> int:
+        return len(self.item)
+
+    def wait_key(self, rows: np.ndarray) -> np.ndarray:
+        """The counters that these rows wait for."""
+        return _pair(self.rank[rows], self.wait[rows])
+
+    def signal_key(self, rows: np.ndarray) -> np.ndarray:
+        """The counters that these rows signal."""
+        return _pair(self._signal_rank[rows], self._signal[rows])
 
     def name(self, row: int) -> str:
         return _item(self.rank[row], self.role[row], self.item[row])
@@ -144,49 +152,52 @@ class _Queue:
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows of every producer and its consumer, in the order of the consumers, then of the producers."""
         producers, consumers = np.flatnonzero(self.signals), np.flatnonzero(self.waits)
-        order = producers[np.argsort(self.signal_key[producers], kind="stable")]
-        first, last = _bounds(self.signal_key[order], self.wait_key[consumers])
-        count = last - first
+        key = self.signal_key(producers)
+        order = np.argsort(key, kind="stable")
+        first, count = _runs(key[order], self.wait_key(consumers))
         dst = np.repeat(consumers, count)
-        return order[np.repeat(last - np.cumsum(count), count) + np.arange(len(dst))], dst
+        last = first + count
+        return producers[order][np.repeat(last - np.cumsum(count), count) + np.arange(len(dst))], dst
 
     def row(self, rank: np.ndarray, role: np.ndarray, item: np.ndarray) -> np.ndarray:
-        """The row of each item, the first if it is listed more than once, -1 if it is not."""
-        if not len(self.item):
-            return np.full(len(item), -1)
+        """int32: the row of each item, the first if it is listed more than once, -1 if it is not."""
+        if not len(self):
+            return np.full(len(item), -1, np.int32)
         # Queues are dense: a table of all items up to the last one takes no search.
-        group, wanted = (of.astype(np.int64) * len(ROLES) + as_ for of, as_ in ((self.rank, self.role), (rank, role)))
-        dense = self.item.min() >= 0 and 0 <= group.min() and group.max() <= len(self.item) + len(ROLES)
-        length = np.zeros(int(group.max()) + 1 if dense else 1, np.int64)
-        if dense:
+        ranks = int(self.rank.max()) + 1
+        if min(self.rank.min(), self.item.min()) >= 0 and ranks <= len(self):
+            length = np.zeros(ranks * len(ROLES), np.int64)
+            group = self.rank * len(ROLES) + self.role
             np.maximum.at(length, group, self.item.astype(np.int64) + 1)
-        if not dense or length.sum() > 4 * len(self.item):
-            keys, rows = np.unique(self.key, return_index=True)
-            key = _pair(wanted, item)
-            at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-            return np.where(keys[at] == key, rows[at], -1)
-        offset = np.cumsum(length) - length
-        rows = np.full(int(length.sum()), -1)
-        rows[(offset[group] + self.item)[::-1]] = np.arange(len(self.item))[::-1]
-        inside = (wanted < len(length)) & (item >= 0)
-        wanted = np.where(inside, wanted, 0)
-        inside &= item < length[wanted]
-        return np.where(inside, rows[np.where(inside, offset[wanted] + item, 0)], -1)
+            if length.sum() <= 4 * len(self):
+                begin = np.cumsum(length) - length
+                rows = np.full(int(length.sum()), -1, np.int32)
+                rows[(begin[group] + self.item)[::-1]] = np.arange(len(self), dtype=np.int32)[::-1]
+                known = (rank >= 0) & (rank < ranks) & (item >= 0)
+                group = np.where(known, rank * len(ROLES) + role, 0)
+                known &= item < length[group]
+                return np.where(known, rows[np.where(known, begin[group] + item, 0)], np.int32(-1))
+        own, asked = (
+            _pair(of.astype(np.int64) * len(ROLES) + as_, number)
+            for of, as_, number in ((self.rank, self.role, self.item), (rank, role, item))
+        )
+        keys, places = np.unique(own, return_index=True)
+        at = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
+        return np.where(keys[at] == asked, places[at], -1).astype(np.int32)
 
 
 def _pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return (high.astype(np.int64) << 32) + low
 
 
-def _bounds(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each of `wanted` begins and ends in the sorted `keys`."""
-    # many are alike: one search, among the few that differ
-    distinct, first, count = np.unique(keys, return_index=True, return_counts=True)
+def _runs(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of `wanted` begins in the sorted `keys`, and how often it is there; the former is void if never."""
     if not len(keys):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
+    # many are alike: one search, among the few that differ
+    distinct, first, count = np.unique(keys, return_index=True, return_counts=True)
     at = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
-    begin = first[at]
-    return begin, begin + np.where(distinct[at] == wanted, count[at], 0)
+    return first[at], np.where(distinct[at] == wanted, count[at], 0)
 
 
 def _item(rank: int, role: int, item: int) -> str:
@@ -271,14 +282,13 @@ def _tick_ns(trace: "Trace") -> int | float:
 def _against_queue(trace: "Trace") -> Iterator[str]:
     queue = _Queue(trace.queue)
     rank, role, item = numbers(trace.spans, "rank", "role", "item")
-    total = len(queue.key)
+    total = len(queue)
     first = queue.row(queue.rank, queue.role, queue.item)
     row = queue.row(rank, role, item)
-    done = np.bincount(row[row >= 0], minlength=total)
-    once = first == np.arange(total)
+    done = np.bincount(row[row >= 0], minlength=total).astype(np.int32)
     for wrong, says in (
         (np.bincount(first, minlength=total) > 1, "were listed more than once"),
-        (once & (done == 0), "were never done"),
+        ((done == 0) & (first == np.arange(total)), "were never done"),
         (done > 1, "were done more than once"),
     ):
         if wrong.any():
@@ -292,31 +302,36 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
         )
 
     # How many signals each counter was to get, and how many of them the trace has the producers of
-    listed = np.sort(queue.signal_key[queue.signals])
-    seen = np.sort(queue.signal_key[queue.signals & (done[first] > 0)])
-    given = np.zeros(total, np.int64)
-    given[queue.waits] = np.subtract(*_bounds(listed, queue.wait_key[queue.waits])[::-1])
-    short = (given > 0) & (given < queue.wait_count)
+    waits = np.flatnonzero(queue.waits)
+    key = queue.wait_key(waits)
+    listed = np.flatnonzero(queue.signals)
+    seen = listed[done[first[listed]] > 0]
+    given = _runs(np.sort(queue.signal_key(listed)), key)[1].astype(np.int32)
+    found = given if len(seen) == len(listed) else _runs(np.sort(queue.signal_key(seen)), key)[1]
+    del key, listed, seen, first
+    asked = queue.wait_count[waits]
+    short = (given > 0) & (given < asked)
     if short.any():
         at = int(short.argmax())
         yield (
             f"{short.sum():,} of {total:,} items in the queue wait for more signals than it gives, e.g. "
-            f"{queue.name(at)} for {queue.wait_count[at]} of counter {queue.wait[at]}, which {given[at]} signal"
+            f"{queue.name(waits[at])} for {asked[at]} of counter {queue.wait[waits[at]]}, which {given[at]} signal"
         )
-    found = given
-    if len(seen) < len(listed):
-        found = np.zeros(total, np.int64)
-        found[queue.waits] = np.subtract(*_bounds(seen, queue.wait_key[queue.waits])[::-1])
-    at = np.flatnonzero((done > 0) & (found < given))
-    if len(at):
-        lost, waits = (given - found)[at], np.count_nonzero((done > 0) & (given > 0))
+    was_done = done[waits] > 0
+    lost = np.flatnonzero(was_done & (found < given))
+    if len(lost):
+        at = int(lost[0])
         yield (
-            f"{lost.sum():,} flows are unbound: {len(at):,} of {waits:,} waits have "
-            f"producers that are not in the trace, e.g. {queue.name(at[0])} waits for {queue.wait_count[at[0]]} of "
-            f"counter {queue.wait[at[0]]}, of whose {given[at[0]]} producers {found[at[0]]} are there"
+            f"{(given - found)[lost].sum():,} flows are unbound: {len(lost):,} of "
+            f"{np.count_nonzero(was_done & (given > 0)):,} waits have producers that are not in the trace, e.g. "
+            f"{queue.name(waits[at])} waits for {asked[at]} of counter {queue.wait[waits[at]]}, of whose {given[at]} "
+            f"producers {found[at]} are there"
         )
-    spans = np.flatnonzero(row >= 0)
-    yield from _early(trace, queue, row[spans], spans, (given > 0) & ~short)
+    bound = np.zeros(total, bool)
+    bound[waits] = (given > 0) & ~short
+    del waits, given, found, asked, short, was_done, done, wrong
+    spans = np.flatnonzero(row >= 0).astype(np.int32)
+    yield from _early(trace, queue, row[spans], spans, bound)
 
 
 def _early(trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bound: np.ndarray) -> Iterator[str]:
@@ -329,16 +344,20 @@ def _early(trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bou
         start, end = start - shift, end - shift
     # Every signal that was given, counter by counter in the order of time: the n-th of a counter is n - 1 places on.
     gives = queue.signals[row]
-    counter, when = queue.signal_key[row[gives]], end[span[gives]]
+    counter, when = queue.signal_key(row[gives]), end[span[gives]]
     order = np.lexsort((when, counter))
     counter, when = counter[order], when[order]
     looks = bound[row]
     row, span = row[looks], span[looks]
-    first, last = _bounds(counter, queue.wait_key[row])
-    nth = first + queue.wait_count[row] - 1
+    del order, gives, looks
+    first, count = _runs(counter, queue.wait_key(row))
+    asked = queue.wait_count[row]
     # those that never came are unbound flows
-    came = nth < last
-    ready = when[np.where(came, nth, 0)] if len(when) else np.zeros(len(nth), np.int64)
+    came = asked <= count
+    first += asked
+    first -= 1
+    ready = when[np.where(came, first, 0)] if len(when) else np.zeros(len(row), np.int64)
+    del first, count, asked, counter, when
     wrong = np.flatnonzero(came & (start[span] < ready - tolerance))
     if len(wrong):
         at = wrong[0]

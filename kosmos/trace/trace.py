@@ -14,8 +14,6 @@ from kosmos.trace.schema import COUNTERS, QUEUE, RANGES, SPANS, conform, numbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from kosmos.viewer.viewer import Viewer
-
 
 class Trace:
     """What happened in one run: who did which item when, the queue they took it from, counters, ranges, `meta`.
@@ -160,8 +158,8 @@ class Trace:
 
         return timeline(self, **options)
 
-    def view(self, **options: Any) -> "Viewer":
-        """The interactive viewer, a widget for notebooks; the options are those of `kosmos.viewer.view`."""
+    def view(self, **options: Any) -> Any:
+        """The interactive viewer, a widget for notebooks; see `kosmos.viewer.view`."""
         from kosmos.viewer import view  # upwards, as in plot
 
         return view(self, **options)
