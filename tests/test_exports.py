@@ -15,7 +15,7 @@ from test_trace_metrics import change
 
 from kosmos.cli import main
 from kosmos.errors import KosmosEnvironmentError, KosmosTraceError
-from kosmos.trace import ROLES, Trace, metrics
+from kosmos.trace import ROLES, Trace
 
 proto = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
@@ -202,7 +202,7 @@ def check_spans(trace, read, run):
 
 def check_flows(trace, read):
     """One id an edge, its ends at the two spans' working slices (or instants)."""
-    src, dst, unbound = metrics.edges(trace)
+    src, dst, unbound = trace.edges()
     spans = trace.spans.to_pylist()
 
     def end_of(one):
@@ -305,7 +305,7 @@ def test_bad_spans_are_apart_and_counted(seed, tmp_path):
     backwards = [i for i in bad if not spans[i]["claim_ns"] <= spans[i]["start_ns"] <= spans[i]["end_ns"]]
     assert sum(event["name"].endswith("ends before it begins") for event in read.instants) == len(backwards) > 0
     assert sum(event["name"].endswith("overlaps") for event in read.instants) == len(bad) - len(backwards)
-    src, dst, _ = metrics.edges(trace)
+    src, dst, _ = trace.edges()
     early = sum(spans[b]["start_ns"] < spans[a]["start_ns"] for a, b in zip(src.tolist(), dst.tolist()))
     assert read.metadata["kosmos.flows_back_in_time"] == early
 
@@ -459,7 +459,7 @@ def test_every_span_flow_counter_and_range_is_in_chrome(seed, shift, tmp_path):
     (lost,) = [event for event in events if event["ph"] == "i"]
     assert where(lost) == ("rank 1", "queue 0: 1 that do not nest") and lost["name"] == "gone"
 
-    src, dst, _ = metrics.edges(trace)
+    src, dst, _ = trace.edges()
     ends = {kind: {event["id"]: event for event in events if event["ph"] == kind} for kind in "sf"}
     assert ends["s"].keys() == ends["f"].keys() and len(ends["s"]) == len(src)
     assert sum(event["ph"] in "sf" for event in events) == 2 * len(src)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from test_trace import one, scheduled
 
-from kosmos.trace import ROLES, Trace, metrics
+from kosmos.trace import ROLES, Trace
 
 SEEDS = range(12)
 
@@ -267,7 +267,7 @@ def test_edges_lead_from_span_to_span(seed):
             first[key] = index
     pairs = [tuple(flow.values()) for flow in trace.flows().to_pylist()]
     expected = [(first.get(flow[:3]), first.get(flow[3:6])) for flow in pairs]
-    src, dst, missing = metrics.edges(trace)
+    src, dst, missing = trace.edges()
     assert list(zip(src.tolist(), dst.tolist())) == [pair for pair in expected if None not in pair]
     assert missing == sum(None in pair for pair in expected) and missing
 

@@ -127,6 +127,10 @@ class Trace:
         """The edges from producer to consumer items; see `kosmos.trace.metrics.flows`."""
         return metrics.flows(self)
 
+    def edges(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """The flows as rows of `spans`: producers, consumers, how many lack one; see `kosmos.trace.metrics.edges`."""
+        return metrics.edges(self)
+
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Write a file for https://ui.perfetto.dev, whole or not at all; needs the package perfetto.
 
