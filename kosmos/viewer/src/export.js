@@ -178,7 +178,7 @@ export function svgOf(view) {
     }
     if (!(high > low)) high = low + 1;
     text(10, y + 13, chart.title, ink);
-    if (chart.unit !== chart.title) text(10, y + 26, chart.unit, `${soft} font-size="10"`);
+    if (chart.under !== chart.title) text(10, y + 26, chart.under, `${soft} font-size="10"`);
     text(GUTTER - 5, y + 11, high.toLocaleString("en-US", { maximumFractionDigits: 1 }), `${soft} font-size="10" text-anchor="end"`);
     text(GUTTER - 5, y + h - 3, low.toLocaleString("en-US", { maximumFractionDigits: 1 }), `${soft} font-size="10" text-anchor="end"`);
     for (const line of chart.lines) {

@@ -8,7 +8,7 @@ import { drawArrow, drawMeasure, drawSpans, outline } from "./overlay.js";
 import { ROLES } from "./page.js";
 import { Picture } from "./paint.js";
 import {
-  briefSpan, closable, el, helpPanel, hoverCard, icon, legend, nameOfSpan, problemsPanel, spanPanel, sumsPanel, swatch, tool,
+  briefSpan, closable, el, helpPanel, hoverCard, icon, legend, nameOfSpan, problemsOf, problemsPanel, spanPanel, sumsPanel, swatch, tool,
 } from "./panels.js";
 import { Desk } from "./source.js";
 import style from "./style.css";
@@ -25,6 +25,7 @@ export class View {
   /** `host` has the traits: get(name), set(name, value), on(name, fn) which returns what ends it. */
   constructor(element, source, host, overview, options = {}) {
     this.meta = host.get("meta");
+    this.panels = {};
     this.source = source;
     this.host = host;
     this.desk = new Desk(source);
@@ -50,7 +51,6 @@ export class View {
     this.charts = [];
     this.hidden = new Set(); // keys of charts
     this.countersShown = true;
-    this.panels = {};
     this.overview = overview;
     this.ends = [];
     this.build(element, options);
@@ -68,13 +68,9 @@ export class View {
     const titles = this.meta.traces.map((trace) => trace.title);
     const first = this.meta.traces[0];
     const makespan = first?.summary?.makespan_ns ?? this.length;
-    const problems = this.meta.traces.reduce((sum, trace) => sum + trace.problems.length, 0);
 
-    this.badge = el(
-      `button.badge${problems ? ".amber" : ""}`,
-      { type: "button", "aria-expanded": "false", "aria-label": `Quality of the recording: ${problems || "no"} problem${problems === 1 ? "" : "s"}`, click: () => this.toggle("problems") },
-      problems ? `${problems} problem${problems === 1 ? "" : "s"}` : "no problems",
-    );
+    this.badge = el("button.badge", { type: "button", "aria-expanded": "false", click: () => this.toggle("problems") });
+    this.judge();
     const pressed = (name, label, key, click) => tool(name, label, key, click, { "aria-pressed": "false" });
     const opens = (name, label, key, click) => tool(name, label, key, click, { "aria-expanded": "false" });
     this.buttons = {
@@ -151,22 +147,38 @@ export class View {
     this.countersNode = el("div.counters", { hidden: true }, this.charts2d);
     this.said = el("div.said", { role: "status", "aria-live": "polite" });
     this.legendNode = el("ul.legend", { "aria-label": "Shares of the time of all workgroups" }, ...legend(first?.summary ?? {}));
+    this.details = el(
+      "button.details",
+      { type: "button", hidden: true, title: "What is known of the selected span (Enter)", click: () => this.hide("span") || this.showSpan() },
+      "details",
+    );
     this.note = el("div.note", { role: "alert", hidden: true });
     this.busyNode = el("div.busy", { role: "progressbar", "aria-label": "Waiting for an answer" });
     this.card = el("div.card", { hidden: true, "aria-hidden": "true" });
     this.root = el(
       "div.kosmos",
-      { style: `height:${options.height ?? HEIGHT}px` },
+      { style: `height:${options.height ?? Math.min(HEIGHT + 140 * (this.meta.traces.length - 1), 760)}px` },
       header,
       el("div.strip.mini", {}, el("div.gutter", {}, el("div.tabs", { role: "tablist", "aria-label": "View" }, this.tabs.lanes, this.tabs.queue)), this.miniPlot),
       el("div.strip.axis", {}, el("div.gutter", {}, this.sorter, this.ranker), this.axisPlot),
       this.lanesNode,
       this.countersNode,
-      el("footer", {}, this.said, this.legendNode),
+      el("footer", {}, this.said, this.details, this.legendNode),
       this.note, this.busyNode, this.card,
     );
     shadow.append(el("style", {}, style), this.root);
     element.append(shell);
+  }
+
+  /** The badge says how good the recording is. */
+  judge() {
+    const problems = problemsOf(this.meta);
+    const says = problems === null ? "checking" : `${problems || "no"} problem${problems === 1 ? "" : "s"}`;
+    this.badge.textContent = says;
+    this.badge.setAttribute("aria-label", `Quality of the recording: ${says}`);
+    this.badge.classList.toggle("amber", problems > 0);
+    this.badge.classList.toggle("unknown", problems === null);
+    if (this.shown("problems")) problemsPanel(this.panels.problems, this.meta, () => this.hide("problems"));
   }
 
   factsOf() {
@@ -200,6 +212,7 @@ export class View {
       ["selection", (value, mine) => this.takeSelection(value, !mine)],
       ["window", (value, mine) => !mine && this.takeWindow(value)],
       ["overview", () => this.takeOverview()],
+      ["meta", (meta) => ((this.meta = meta), this.judge())],
     ]) {
       this.ends.push(this.host.on(name, use));
     }
@@ -1170,6 +1183,10 @@ export class View {
       this.unselect();
       return;
     }
+    if (span && span.index === this.selected?.index) {
+      this.showSpan();
+      return;
+    }
     await this.select(span ? { index: span.index } : { lane: point.lane, t: Math.floor(point.t) });
   }
 
@@ -1188,7 +1205,8 @@ export class View {
     if (reveal) this.reveal(span);
     this.say(this.sentence(span));
     this.card.hidden = true;
-    this.showSpan();
+    if (this.shown("span")) this.showSpan();
+    this.details.hidden = false;
     this.redraw();
     return span;
   }
@@ -1219,12 +1237,13 @@ export class View {
     this.selected = null;
     this.dropChain();
     this.hide("span");
+    this.details.hidden = true;
     this.say(this.idleSentence());
     this.redraw();
   }
 
   showSpan() {
-    if (!this.selected) return;
+    if (!this.selected) return this.say("Select a span first: click one, or press .");
     const panel = this.panel("span", "Selected span");
     spanPanel(panel, this.meta, this.selected, {
       go: (one) => this.select({ index: one.index }, { reveal: true }),
@@ -1269,6 +1288,7 @@ export class View {
     } else if (this.chain) {
       const spans = this.chain.spans;
       this.fit(Math.min(...spans.map((span) => span.claim)), Math.max(...spans.map((span) => span.end)));
+      if (this.selected && this.tab === "lanes") this.layout.reveal(this.selected.lane);
     } else if (this.selected) {
       const { claim, start, end, lane } = this.selected;
       const low = Math.min(claim, start);
@@ -1300,8 +1320,9 @@ export class View {
   }
 
   fold(g, folded) {
-    this.layout.fold(g, folded);
     const group = this.layout.groups[g];
+    if (!group) return;
+    this.layout.fold(g, folded);
     this.say(`rank ${group.rank} ${group.folded ? "folded" : "unfolded"}`);
     this.redraw();
   }
