@@ -165,11 +165,16 @@ def _overlaps(trace: "Trace") -> Iterator[str]:
     rank, workgroup, role, item = numbers(trace.spans, "rank", "workgroup", "role", "item")
     claim, end = numbers(trace.spans, "claim_ns", "end_ns")
     lane = _pair(rank, workgroup)
-    order = np.lexsort((end, claim, lane))
-    before, after = order[:-1], order[1:]
+    before: slice | np.ndarray = slice(None, -1)
+    after: slice | np.ndarray = slice(1, None)
+    # Recorded spans come lane by lane, each later than the one before: then there is nothing to sort.
+    follows = (lane[1:] > lane[:-1]) | ((lane[1:] == lane[:-1]) & (claim[1:] > claim[:-1]))
+    if not follows.all():
+        order = np.lexsort((end, claim, lane))
+        before, after = order[:-1], order[1:]
     wrong = np.flatnonzero((lane[before] == lane[after]) & (claim[after] < end[before]))
     if len(wrong):
-        a, b = before[wrong[0]], after[wrong[0]]
+        a, b = np.arange(len(lane))[before][wrong[0]], np.arange(len(lane))[after][wrong[0]]
         yield (
             f"{len(wrong):,} of {len(claim):,} spans began before their workgroup was done with the one before, e.g. "
             f"workgroup {workgroup[b]} turned to {_item(rank[b], role[b], item[b])} at {claim[b]} ns and did "
@@ -183,11 +188,18 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
     key = _item_key(rank, role, item)
 
     # rows: the queue's rows in the order of their keys, each key once; row: the span's place among them
-    keys, rows, listed = np.unique(queue.key, return_index=True, return_counts=True)
-    row = np.searchsorted(keys, key)
+    keys = queue.key
+    if (keys[1:] > keys[:-1]).all():
+        rows: np.ndarray = np.arange(len(keys), dtype=np.int32)
+        listed: np.ndarray = np.ones(len(keys), np.int8)
+    else:
+        keys, rows, listed = np.unique(keys, return_index=True, return_counts=True)
+    row = np.searchsorted(keys, key).astype(np.int32)
     row[row == len(keys)] = 0
     known = keys[row] == key
-    done = np.bincount(row[known], minlength=len(keys))
+    done = np.bincount(row[known], minlength=len(keys)).astype(np.int32)
+    spans = len(key)
+    del key
 
     total = len(queue.key)
     for count, says in (
@@ -202,7 +214,7 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
     if len(wrong):
         at = wrong[0]
         yield (
-            f"{len(wrong):,} of {len(key):,} spans did an item that is not in the queue, e.g. "
+            f"{len(wrong):,} of {spans:,} spans did an item that is not in the queue, e.g. "
             f"{_item(rank[at], role[at], item[at])} in workgroup {trace.spans['workgroup'][int(at)]}"
         )
 
@@ -217,7 +229,10 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
             f"{len(wrong):,} of {total:,} items in the queue wait for more signals than it gives, e.g. "
             f"{queue.name(at)} for {queue.wait_count[at]} of counter {queue.wait[at]}, which {given[at]} signal"
         )
-    yield from _early(trace, queue, rows[row[known]], np.flatnonzero(known), queue.waits & (given > 0) & ~unbound)
+    bound = queue.waits & (given > 0) & ~unbound
+    row, span = rows[row[known]], np.flatnonzero(known).astype(np.int32)
+    del signalled, first, last, given, rows, known, done, listed
+    yield from _early(trace, queue, row, span, bound)
 
 
 def _early(trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bound: np.ndarray) -> Iterator[str]:
@@ -229,11 +244,13 @@ def _early(trace: "Trace", queue: _Queue, row: np.ndarray, span: np.ndarray, bou
     counter, when = queue.signal_key[row[gives]], end[span[gives]]
     order = np.lexsort((when, counter))
     counter, when = counter[order], when[order]
+    del order
     looks = bound[row]
     row, span = row[looks], span[looks]
     first, last = _bounds(counter, queue.wait_key[row])
     nth = first + queue.wait_count[row] - 1
     never = nth >= last
+    del counter
     ready = when[np.minimum(nth, len(when) - 1)] if len(when) else np.zeros(len(nth), np.int64)
     wrong = np.flatnonzero(never | (start[span] < ready - tick))
     if len(wrong):

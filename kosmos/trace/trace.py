@@ -97,6 +97,18 @@ class Trace:
 
         return timeline(self, **options)
 
+    def view(self, **options: Any) -> Any:
+        """The interactive viewer, a widget for notebooks; see `kosmos.viewer.view`."""
+        from kosmos.viewer import view  # upwards, as in plot
+
+        return view(self, **options)
+
+    def to_html(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the viewer of this trace as one HTML file that works offline; see `kosmos.viewer.to_html`."""
+        from kosmos.viewer import to_html  # upwards, as in plot
+
+        to_html(path, self, **options)
+
     def equals(self, other: "Trace") -> bool:
         """Whether both hold the same tables, bit for bit, and the same meta."""
         return (
