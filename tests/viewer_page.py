@@ -57,7 +57,8 @@ class Page:
                 of.append(series.index(one))
                 time.append(row["time_ns"] - base)
                 value.append(row["value"])
-            summary = dict(trace.summary())
+            shares = dict(trace.summary())
+            summary = {"makespan_ns": shares.pop("makespan_ns"), "shares": shares}
             metas.append(
                 {
                     "title": title,
@@ -126,7 +127,7 @@ class Page:
                 "title": meta["title"],
                 "makespan_ns": meta["summary"]["makespan_ns"],
                 "ratio": meta["summary"]["makespan_ns"] / max(1, first["makespan_ns"]),
-                "shares": {name: share for name, share in meta["summary"].items() if name != "makespan_ns"},
+                "shares": meta["summary"]["shares"],
             }
             for meta in metas
         ]

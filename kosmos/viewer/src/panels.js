@@ -233,7 +233,5 @@ export function helpPanel(panel, close) {
 
 /** Shares of roles, wait and idle as a list with their colours. */
 export function legend(shares) {
-  return Object.entries(shares)
-    .filter(([kind]) => kind !== "makespan_ns")
-    .map(([kind, share]) => el("li", {}, swatch(kind), `${kind} ${percent(share)}`));
+  return Object.entries(shares).map(([kind, share]) => el("li", {}, swatch(kind), `${kind} ${percent(share)}`));
 }

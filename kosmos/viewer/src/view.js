@@ -16,7 +16,7 @@ import { isDark, PALETTE, readTheme, watchTheme } from "./theme.js";
 import { count, duration, moment, percent, timeTicks } from "./time.js";
 
 export const GUTTER = 128; // px, as in the style sheet
-const LEAST_WINDOW = 8; // ns
+const LEAST_WINDOW = 50; // ns; windows begin and end at whole ones
 const HEIGHT = 460;
 
 const quiet = matchMedia("(prefers-reduced-motion: reduce)");
@@ -67,7 +67,7 @@ export class View {
     const shadow = shell.attachShadow({ mode: "open" });
     const titles = this.meta.traces.map((trace) => trace.title);
     const first = this.meta.traces[0];
-    const makespan = first?.summary?.makespan_ns ?? this.length;
+    const [makespan, facts] = this.factsOf();
 
     this.badge = el("button.badge", { type: "button", "aria-expanded": "false", click: () => this.toggle("problems") });
     this.judge();
@@ -101,7 +101,8 @@ export class View {
       "header",
       {},
       el("div.title", { title: titles.join(" · ") }, titles.length > 1 ? `${titles.length} traces compared` : (titles[0] ?? "no trace")),
-      el("div.facts", {}, this.factsOf()),
+      el("div.makespan", {}, makespan),
+      el("div.facts", {}, facts),
       this.badge,
       this.tools,
     );
@@ -146,7 +147,7 @@ export class View {
     this.charts2d = el("canvas", { "aria-hidden": "true" });
     this.countersNode = el("div.counters", { hidden: true }, this.charts2d);
     this.said = el("div.said", { role: "status", "aria-live": "polite" });
-    this.legendNode = el("ul.legend", { "aria-label": "Shares of the time of all workgroups" }, ...legend(first?.summary ?? {}));
+    this.legendNode = el("ul.legend", { "aria-label": "Shares of the time of all workgroups" }, ...legend(first?.summary.shares ?? {}));
     this.details = el(
       "button.details",
       { type: "button", hidden: true, title: "What is known of the selected span (Enter)", click: () => this.hide("span") || this.showSpan() },
@@ -181,14 +182,14 @@ export class View {
     if (this.shown("problems")) problemsPanel(this.panels.problems, this.meta, () => this.hide("problems"));
   }
 
+  /** The makespan, and what else is said about the run. */
   factsOf() {
     const [first, ...others] = this.meta.traces;
-    if (!first) return "";
-    if (!others.length) {
-      const facts = [`makespan ${duration(first.summary.makespan_ns)}`, `${first.ranks} × ${first.workgroups} workgroups`, `${count(first.spans)} spans`, first.machine, first.place];
-      return facts.filter(Boolean).join("  ·  ");
-    }
-    return this.meta.traces.map((trace) => duration(trace.summary.makespan_ns)).join("  vs  ");
+    if (!first) return ["", ""];
+    if (others.length) return [this.meta.traces.map((trace) => duration(trace.summary.makespan_ns)).join(" vs "), ""];
+    const facts = [`${count(first.ranks)} × ${count(first.workgroups)} workgroups`, `${count(first.spans)} spans`];
+    for (const more of [first.machine, first.place]) if (more && !first.title.includes(more)) facts.push(more);
+    return [`makespan ${duration(first.summary.makespan_ns)}`, facts.join("  ·  ")];
   }
 
   described() {
@@ -293,13 +294,14 @@ export class View {
 
   /** Moves the window, at once or gliding. */
   go(t0, t1, { glide = false, tell = true } = {}) {
-    let size = Math.max(LEAST_WINDOW, Math.min(t1 - t0, 1.25 * this.length));
+    const size = Math.max(LEAST_WINDOW, Math.min(t1 - t0, 1.25 * this.length));
     const middle = (t0 + t1) / 2;
     const slack = 0.125 * Math.max(size, this.length * 0.01);
     let from = middle - size / 2;
     from = Math.max(-slack, Math.min(from, this.length + slack - size));
     if (size >= this.length * 1.2499) from = (this.length - size) / 2;
-    const to = from + size;
+    from = Math.round(from);
+    const to = from + Math.round(size);
     if (tell) this.tellWindow(from, to);
     cancelAnimationFrame(this.gliding);
     if (!glide || quiet.matches) {
@@ -307,9 +309,11 @@ export class View {
       this.t0 = from;
       this.t1 = to;
       this.redraw();
+      this.wish();
       return;
     }
     this.target = [from, to];
+    this.wish();
     const begin = [this.t0, this.t1];
     const since = performance.now();
     const frame = () => {
@@ -386,6 +390,13 @@ export class View {
     });
   }
 
+  /** Without waiting for the next frame. */
+  drawNow() {
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
+    this.draw();
+  }
+
   prepare(canvas) {
     const ratio = this.ratio;
     const { clientWidth: width, clientHeight: height } = canvas;
@@ -421,6 +432,7 @@ export class View {
 
   /** Asks for what is shown, unless it is there or on its way. */
   wish() {
+    if (!this.layout.rows) return; // nothing was drawn yet
     const width = Math.max(1, Math.round(this.width * this.ratio));
     const [t0, t1] = this.target ?? [this.t0, this.t1];
     if (this.tab === "lanes") {
@@ -432,7 +444,7 @@ export class View {
         this.ask("picture", request, [rowOf.buffer]).then((answer) => {
           if (!answer) return;
           this.picture = new Picture(request, rowOf, answer, this.theme.background);
-          this.redraw();
+          this.drawNow();
           this.refreshHover();
         });
       }
@@ -457,7 +469,7 @@ export class View {
         // the lanes first: while they move, the lines are only stretched
         this.wishedCounters = key;
         clearTimeout(this.counting);
-        this.counting = setTimeout(() => this.askCounters({ ask: "counters", t0, t1, width }), this.counters ? 120 : 0);
+        this.counting = setTimeout(() => this.askCounters({ ask: "counters", t0, t1, width }), this.counters ? 350 : 0);
       }
     }
   }
@@ -918,7 +930,7 @@ export class View {
   }
 
   headOf(trace, t) {
-    const shares = Object.entries(trace.summary).filter(([kind]) => kind !== "makespan_ns");
+    const shares = Object.entries(trace.summary.shares);
     const first = this.meta.traces[0].summary;
     const delta = trace.summary.makespan_ns - first.makespan_ns;
     const change = first.makespan_ns ? delta / first.makespan_ns : 0;
@@ -930,7 +942,7 @@ export class View {
       el("span", {}, `makespan ${duration(trace.summary.makespan_ns)}`),
       t ? el("span.delta", {}, `${sign(delta, duration(delta))} (${sign(change, percent(change))})`) : el("span", {}, "compared with:"),
       ...shares.map(([kind, share]) => {
-        const points = share - (first[kind] ?? 0);
+        const points = share - (first.shares[kind] ?? 0);
         return el("span", {}, swatch(kind), ` ${kind} ${percent(share)}${t ? ` (${sign(points, (100 * points).toFixed(1).replace("-", "−"))})` : ""}`);
       }),
     );
