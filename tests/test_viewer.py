@@ -160,6 +160,7 @@ def windows(oracle, seed):
         begin = int(draw.integers(0, oracle.length))
         yield begin, begin + max(oracle.length // part, 1)
     yield oracle.length // 2, oracle.length // 2 + 3
+    yield oracle.length / 3, oracle.length / 3 + 7.625  # a page that glides
 
 
 def listed(buffers):
@@ -591,7 +592,8 @@ def test_a_trace_that_a_page_cannot_count_is_refused():
             "a picture needs the row, below 1, of each of the 15",
         ),
         ({"ask": "picture", "t0": 0, "t1": 5, "width": 20_000, "rows": 20_000}, "is too large"),
-        ({"ask": "sums", "t0": 0.5, "t1": 5}, "t0=0.5 must be a whole number"),
+        ({"ask": "sums", "t0": math.nan, "t1": 5}, "t0=nan must be a time in ns, from -2**53 to 2**53"),
+        ({"ask": "sums", "t0": 0, "t1": "5"}, "t1='5' must be a time in ns"),
         ({"ask": "sums", "t0": 0, "t1": 5, "lanes": [15]}, "lanes must be from 0 to 14, not 15"),
         ({"ask": "sums", "t0": 0, "t1": 5, "lanes": 3}, "lanes must be whole numbers or None, not 3"),
         ({"ask": "span", "index": -1}, "index=-1 must be a whole number from 0"),

@@ -5,6 +5,7 @@ ns from each trace's base, lanes and spans are numbered through all traces. Buff
 deflate.
 """
 
+import math
 import operator
 import os
 import re
@@ -186,7 +187,7 @@ class Detail:
         return answer, [deflate(coverage), *(self._columns(found) if few else [])]
 
     def _cover(
-        self, t0: int, t1: int, width: int, rows: int, row: np.ndarray
+        self, t0: float, t1: float, width: int, rows: int, row: np.ndarray
     ) -> tuple[np.ndarray, int, list[tuple[int, np.ndarray]]]:
         """Coverage uint8 [kinds][rows][width], how many spans meet t0 to t1, and the first as (trace, places)."""
         total = self._zeros(rows, width)
@@ -205,7 +206,7 @@ class Detail:
         return coverage, spans, found
 
     def _paint(
-        self, run: Lanes, lanes: np.ndarray, rows: np.ndarray, t0: int, t1: int, total: np.ndarray
+        self, run: Lanes, lanes: np.ndarray, rows: np.ndarray, t0: float, t1: float, total: np.ndarray
     ) -> tuple[int, np.ndarray]:
         """Paint these lanes of a trace into `total`; how many spans meet t0 to t1, and the places of the first."""
 
@@ -222,7 +223,7 @@ class Detail:
         return sum(meet for meet, _ in parts), np.sort(np.concatenate([places for _, places in parts]))
 
     def _cover_items(
-        self, request: Request, t0: int, t1: int, width: int, rows: int
+        self, request: Request, t0: float, t1: float, width: int, rows: int
     ) -> tuple[np.ndarray, int, list[tuple[int, np.ndarray]]]:
         index, rank, role = key = self._group_of(request)
         run = self.runs[index]
@@ -303,7 +304,7 @@ class Detail:
             index, place = self._find(request)
         else:
             index, lane = self._lane_of(request)
-            place = self.runs[index].at(lane, _time(request, "t"))
+            place = self.runs[index].at(lane, math.floor(_time(request, "t")))
         return {"span": None if place is None else self._whole_span(index, place)}, []
 
     def _step(self, request: Request, _: Sequence[Any]) -> tuple[Answer, Buffers]:
@@ -319,8 +320,9 @@ class Detail:
             index, lane = self._lane_of(request)
             run = self.runs[index]
             claims = run.claim[run.first[lane] : run.first[lane + 1]]
-            time = _time(request, "t") + run.base
-            place = int(run.first[lane] + np.searchsorted(claims, time, "right" if by > 0 else "left")) - (by < 0)
+            time = _time(request, "t")
+            after, before = np.searchsorted(claims, run.base + np.array([math.floor(time) + 1, math.ceil(time)]))
+            place = int(run.first[lane]) + int(after if by > 0 else before - 1)
         inside = run.first[lane] <= place < run.first[lane + 1]
         return {"span": self._whole_span(index, place) if inside else None}, []
 
@@ -409,11 +411,11 @@ class Detail:
         row[lanes] = np.arange(len(lanes)) * 2 // max(len(lanes), 1)  # two halves, side by side
         spent, spans = self._spent(t0, t1, row, 2)
         kinds = zip(self.kinds, spent.sum(axis=0))
-        ns = {("wait" if kind == WAIT else ROLES[kind]): int(value) for kind, value in kinds}
-        ns["idle"] = len(lanes) * (t1 - t0) - sum(ns.values())
+        ns = {("wait" if kind == WAIT else ROLES[kind]): _as_whole(value) for kind, value in kinds}
+        ns["idle"] = _as_whole(len(lanes) * (t1 - t0) - sum(ns.values()))
         return {"ns": ns, "spans": spans, "lanes": len(lanes)}, []
 
-    def _spent(self, t0: int, t1: int, row: np.ndarray, rows: int) -> tuple[np.ndarray, int]:
+    def _spent(self, t0: float, t1: float, row: np.ndarray, rows: int) -> tuple[np.ndarray, int]:
         """float64 [rows, kinds], the whole ns that each row's lanes spend in each kind; how many spans they have."""
         total = self._zeros(rows, 1)
         spans = 0
@@ -442,7 +444,7 @@ class Detail:
             if by == "unit" and run.units is not None:
                 value = np.where(run.units < 0, np.int64(2**31), run.units)
             elif by == "role":
-                value = self._kinds_at(run, _time(request, "t"))
+                value = self._kinds_at(run, math.floor(_time(request, "t")))
             elif by == "switch":
                 value = run.first_switch
             elif busy is not None:
@@ -507,7 +509,7 @@ class Detail:
         return {"series": series}, packed
 
     @staticmethod
-    def _clock(run: Lanes, t0: int, t1: int, width: int) -> np.ndarray:
+    def _clock(run: Lanes, t0: float, t1: float, width: int) -> np.ndarray:
         """float64 [width]: the mean clock of those at work, in MHz; NaN where nobody is."""
         total = np.zeros((2, width + 1))
         kernels.add_cycles(run.first, run.tidy, run.start, run.end, run.cycles, run.base, t0, t1, total)
@@ -547,7 +549,7 @@ class _Series:
         held = self._samples[:-1] * np.diff(self._times)
         self._integral = np.concatenate(([0.0], np.cumsum(held)))
 
-    def values(self, t0: int, t1: int, width: int) -> np.ndarray:
+    def values(self, t0: float, t1: float, width: int) -> np.ndarray:
         """float64 [3][width]: min, mean over the time and max of what holds in each pixel; NaN where nothing does."""
         edges = t0 + np.arange(width + 1) * ((t1 - t0) / width)
         at = np.searchsorted(self._times, edges)
@@ -731,15 +733,24 @@ def _whole(request: Request, name: str, least: int, most: int) -> int:
     return value
 
 
-def _time(request: Request, name: str) -> int:
-    return _whole(request, name, -LONGEST_NS, LONGEST_NS)
+def _time(request: Request, name: str) -> float:
+    """A time in ns from the base. A page that glides stops between two of them."""
+    value = request.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LONGEST_NS <= value <= LONGEST_NS:
+        raise KosmosArgumentError(f"{name}={value!r} must be a time in ns, from -2**53 to 2**53")
+    return value
 
 
-def _window(request: Request) -> tuple[int, int]:
+def _window(request: Request) -> tuple[float, float]:
     t0, t1 = _time(request, "t0"), _time(request, "t1")
     if t1 <= t0:
         raise KosmosArgumentError(f"t1={t1} must be later than t0={t0}")
     return t0, t1
+
+
+def _as_whole(value: float) -> float:
+    """The same, as an int if it is one."""
+    return int(value) if float(value).is_integer() else float(value)
 
 
 def _offsets(counts: Iterable[int]) -> list[int]:

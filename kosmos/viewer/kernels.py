@@ -145,7 +145,7 @@ def _first_at(times, low, high, time):
 
 # Without NaN, and with unsigned places: what the general rules of both cost is a third of the whole picture's time.
 @numba.njit(fastmath={"nnan", "nsz"}, error_model="numpy")
-def _add_inside(low, high, zero, claim, start, end, role, slot, per_ns, slice_ns, into, spare):
+def _add_inside(low, high, base, t0, claim, start, end, role, slot, per_ns, slice_ns, into, spare):
     """Add the spans low to high, which lie inside the window and follow each other, to `into` and `spare`.
 
     A short stretch lies in two pixels at most, its last and the one before: the parts are added without asking whether
@@ -155,7 +155,7 @@ def _add_inside(low, high, zero, claim, start, end, role, slot, per_ns, slice_ns
     right, left = into.ravel(), spare.ravel()
     wait = uint64(slot[WAIT] * width)
     for i in range(uint64(low), uint64(high)):
-        c, s, e = float64(claim[i] - zero), float64(start[i] - zero), float64(end[i] - zero)
+        c, s, e = float64(claim[i] - base) - t0, float64(start[i] - base) - t0, float64(end[i] - base) - t0
         work = uint64(slot[role[i]] * width)
         pc, ps, pe = uint64(c * per_ns), uint64(s * per_ns), uint64(e * per_ns)
         if ps - pc > one:
@@ -180,7 +180,7 @@ def _add_inside(low, high, zero, claim, start, end, role, slot, per_ns, slice_ns
 
 @_compiled(
     int64, _LONG, _FLAGS, _LONG, _LONG, _LONG, _SMALL, int64, _WHOLE, _WHOLE,
-    int64, int64, _SMALL, float64[:, :, ::1], int32[::1],
+    float64, float64, _SMALL, float64[:, :, ::1], int32[::1],
 )  # fmt: skip
 def paint(first, tidy, claim, start, end, role, base, lanes, rows, t0, t1, slot, total, found):
     """Add the ns that each kind lasts in each pixel of t0 to t1 to `total` [rows, kinds, width + 1].
@@ -189,9 +189,9 @@ def paint(first, tidy, claim, start, end, role, base, lanes, rows, t0, t1, slot,
     kind k goes to slot[k]. Returns how many spans meet t0 to t1 and leaves the first of them in `found`.
     """
     width = total.shape[2] - 1
-    length = float64(t1 - t0)
+    length = t1 - t0
     slice_ns, per_ns = length / width, width / length
-    zero = base + t0
+    begin, until = base + int64(np.ceil(t0)), base + int64(np.ceil(t1))
     wait = slot[WAIT]
     spare = np.zeros((total.shape[1], width + 1))
     meet = 0
@@ -200,11 +200,11 @@ def paint(first, tidy, claim, start, end, role, base, lanes, rows, t0, t1, slot,
         low, high = first[lanes[k]], first[lanes[k] + 1]
         inside, outside = low, low  # the spans that lie inside the window as a whole
         if tidy[lanes[k]]:
-            low = _first_at(end, low, high, zero)
-            high = _first_at(claim, low, high, base + t1)
-            inside = _first_at(claim, low, high, zero)
-            outside = max(_first_at(end, inside, high, base + t1), inside)
-            _add_inside(inside, outside, zero, claim, start, end, role, slot, per_ns, slice_ns, into, spare)
+            low = _first_at(end, low, high, begin)
+            high = _first_at(claim, low, high, until)
+            inside = _first_at(claim, low, high, begin)
+            outside = max(_first_at(end, inside, high, until), inside)
+            _add_inside(inside, outside, base, t0, claim, start, end, role, slot, per_ns, slice_ns, into, spare)
             for i in range(min(outside - inside, len(found) - meet)):
                 found[meet + i] = inside + i
             meet += outside - inside
@@ -213,7 +213,7 @@ def paint(first, tidy, claim, start, end, role, base, lanes, rows, t0, t1, slot,
             if i == inside and outside > inside:
                 i = outside
                 continue
-            c, s, e = float64(claim[i] - zero), float64(start[i] - zero), float64(end[i] - zero)
+            c, s, e = float64(claim[i] - base) - t0, float64(start[i] - base) - t0, float64(end[i] - base) - t0
             begins, ends = min(c, s, e), max(c, s, e)
             if begins < length and (ends > 0 or begins >= 0):
                 if meet < len(found):
@@ -241,20 +241,20 @@ def to_bytes(total, whole, coverage):
                 coverage[kind, row, pixel] = min(int(total[row, kind, pixel] * scale + 0.5), 255)
 
 
-@_compiled(types.void, _LONG, _FLAGS, _LONG, _LONG, _LONG, int64, int64, int64, float64[:, ::1])
+@_compiled(types.void, _LONG, _FLAGS, _LONG, _LONG, _LONG, int64, float64, float64, float64[:, ::1])
 def add_cycles(first, tidy, start, end, cycles, base, t0, t1, total):
     """Add the ns at work, of spans that have cycles, and the cycles, in each pixel to `total` [2, width + 1]."""
     width = total.shape[1] - 1
-    length = float64(t1 - t0)
+    length = t1 - t0
     slice_ns, per_ns = length / width, width / length
-    zero = base + t0
+    begin, until = base + int64(np.ceil(t0)), base + int64(np.ceil(t1))
     for lane in range(len(first) - 1):
         low, high = first[lane], first[lane + 1]
         if tidy[lane]:
-            low = _first_at(end, low, high, zero)
-            high = _first_at(start, low, high, base + t1)
+            low = _first_at(end, low, high, begin)
+            high = _first_at(start, low, high, until)
         for i in range(low, high):
-            s, e = float64(start[i] - zero), float64(end[i] - zero)
+            s, e = float64(start[i] - base) - t0, float64(end[i] - base) - t0
             if cycles[i] > 0 and e > s:
                 _add(total[0], s, e, length, per_ns, slice_ns, 1.0)
                 _add(total[1], s, e, length, per_ns, slice_ns, cycles[i] / (e - s))
