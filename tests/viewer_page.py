@@ -57,7 +57,8 @@ class Page:
                 of.append(series.index(one))
                 time.append(row["time_ns"] - base)
                 value.append(row["value"])
-            summary = dict(trace.summary())
+            shares = dict(trace.summary())
+            summary = {"makespan_ns": shares.pop("makespan_ns"), "shares": shares}
             metas.append(
                 {
                     "title": title,
@@ -118,6 +119,7 @@ class Page:
         for name in ("lane", "role", "claim", "start", "end"):
             setattr(self, name, np.concatenate(getattr(self, name)))
         self.lanes = first_lane
+        self.base = int(metas[0]["base"])
         self.length = max(meta["length_ns"] for meta in metas)
         first = metas[0]["summary"]
         difference = [
@@ -125,7 +127,7 @@ class Page:
                 "title": meta["title"],
                 "makespan_ns": meta["summary"]["makespan_ns"],
                 "ratio": meta["summary"]["makespan_ns"] / max(1, first["makespan_ns"]),
-                "shares": {name: share for name, share in meta["summary"].items() if name != "makespan_ns"},
+                "shares": meta["summary"]["shares"],
             }
             for meta in metas
         ]
@@ -142,21 +144,9 @@ class Page:
         self.json = {"meta": self.meta, "overview": base64.b64encode(overview).decode(), "traces": packed}
 
     def coverage(self, t0: float, t1: float, width: int, rows: int, row_of: np.ndarray) -> np.ndarray:
-        """uint8[7][rows][width]: how much of each pixel is work in each role and waiting, 255 is all of it."""
-        change = np.zeros((7, rows, width + 2))
-        row = row_of[self.lane]
-        for kind, begin, end in [(None, self.start, self.end), (WAIT, self.claim, self.start)]:
-            use = (row >= 0) & (end > begin)
-            plane = self.role[use] if kind is None else np.full(use.sum(), kind)
-            for edge, sign in ((begin, 1.0), (end, -1.0)):
-                x = np.clip((edge[use] - t0) / (t1 - t0) * width, 0, width)
-                cell = x.astype(np.int64)
-                part = x - cell
-                np.add.at(change, (plane, row[use], cell), sign * (1 - part))
-                np.add.at(change, (plane, row[use], cell + 1), sign * part)
-        shared = np.bincount(row_of[row_of >= 0], minlength=rows)[:, None]
-        cover = change.cumsum(axis=2)[:, :, :width] / np.maximum(1, shared)
-        return np.rint(255 * cover.clip(0, 1)).astype(np.uint8)
+        """uint8[7][rows][width] of a window, see `coverage`; `row_of`: the row of each lane, -1 is none."""
+        shared = np.bincount(row_of[row_of >= 0], minlength=rows)
+        return coverage(row_of[self.lane], self.role, self.claim, self.start, self.end, shared, t0, t1, width)
 
     def html(self, attributes: str = "", head: str = "") -> str:
         """The page as one file, as `to_html` makes it."""
@@ -171,6 +161,26 @@ const text = (id) => document.getElementById(id).textContent;
 const viewer = await import(URL.createObjectURL(new Blob([text("bundle")], {{ type: "text/javascript" }})));
 window.view = await viewer.mountPage(document.getElementById("viewer"), JSON.parse(text("data")));
 </script></body></html>"""
+
+
+def coverage(row, role, claim, start, end, shared, t0: float, t1: float, width: int) -> np.ndarray:
+    """uint8[7][rows][width]: how much of each pixel is work in each role and waiting, 255 is all of it.
+
+    Spans are given by `row` (-1 is none), role and times; `shared` is how many lanes or items each row has.
+    """
+    change = np.zeros((7, len(shared), width + 2))
+    for kind, begin, until in [(None, start, end), (WAIT, claim, start)]:
+        use = (row >= 0) & (until > begin)
+        plane = role[use] if kind is None else np.full(use.sum(), kind)
+        for edge, sign in ((begin, 1.0), (until, -1.0)):
+            # a step at x fills its own pixel by what is left of it and all later ones
+            x = np.clip((edge[use] - t0) / (t1 - t0) * width, 0, width)
+            cell = x.astype(np.int64)
+            part = x - cell
+            np.add.at(change, (plane, row[use], cell), sign * (1 - part))
+            np.add.at(change, (plane, row[use], cell + 1), sign * part)
+    cover = change.cumsum(axis=2)[:, :, :width] / np.maximum(1, shared)[:, None]
+    return np.rint(255 * cover.clip(0, 1)).astype(np.uint8)
 
 
 def generated(ranks: int, workgroups: int, spans: int, seed: int = 0) -> Trace:

@@ -20,7 +20,7 @@ export function charts(meta, [{ series }, buffers]) {
     const occupancy = one.derived && one.unit === "workgroups";
     const key = occupancy ? `workgroups ${one.trace}` : one.derived ? "clock" : `${one.name} ${one.unit}`;
     const title = occupancy ? "workgroups" : one.name;
-    if (!found.has(key)) found.set(key, { key, title, unit: one.unit, trace: one.trace, derived: one.derived, lines: [] });
+    if (!found.has(key)) found.set(key, { key, title, under: occupancy && compared ? meta.traces[one.trace].title : one.unit, unit: one.unit, trace: one.trace, derived: one.derived, lines: [] });
     const chart = found.get(key);
     const n = chart.lines.length;
     chart.lines.push({
@@ -33,7 +33,8 @@ export function charts(meta, [{ series }, buffers]) {
       high: values.subarray(2 * width),
     });
   });
-  return [...found.values()];
+  const rank = (chart) => (chart.unit === "workgroups" ? 0 : chart.derived ? 1 : 2);
+  return [...found.values()].sort((a, b) => rank(a) - rank(b));
 }
 
 /** Draws one chart into [y, y + h) of a canvas in css pixels; `map` puts the answer's window on the screen. */
@@ -47,6 +48,9 @@ export function drawChart(context, theme, chart, { x, width, y, h, map, cursor }
   const zero = chart.unit === "workgroups" || chart.unit === "W" || chart.unit === "%";
   if (zero) low = Math.min(0, low);
   if (!Number.isFinite(low)) [low, high] = [0, 1];
+  // what hardly changes is drawn flat, not blown up
+  const least = chart.unit === "MHz" ? 0.02 * Math.abs(high) : 0;
+  if (high - low <= least) [low, high] = [low - least / 2, high + least / 2];
   if (high === low) high = low + (Math.abs(low) * 0.1 || 1);
   [low, high] = nice(low, high, 3);
   const scale = (value) => y + h - 3 - ((value - low) / (high - low)) * (h - 8);
@@ -59,19 +63,23 @@ export function drawChart(context, theme, chart, { x, width, y, h, map, cursor }
   const marks = ticks(low, high, h > 50 ? 3 : 2);
   context.fillStyle = theme.soft;
   context.textAlign = "right";
+  let free = Infinity;
   for (const value of marks) {
     const at = Math.round(scale(value)) + 0.5;
     context.beginPath();
     context.moveTo(x, at);
     context.lineTo(x + width, at);
     context.stroke();
-    context.fillText(count(value), x - 5, Math.min(y + h - 6, Math.max(y + 6, at)));
+    const text = Math.min(y + h - 6, Math.max(y + 6, at));
+    if (text > free - 11) continue;
+    context.fillText(count(value), x - 5, text);
+    free = text;
   }
   context.textAlign = "left";
   context.fillStyle = theme.ink;
   context.fillText(chart.title, 10, y + 9);
   context.fillStyle = theme.soft;
-  if (chart.unit !== chart.title) context.fillText(chart.unit, 10, y + 21);
+  if (chart.under !== chart.title) context.fillText(chart.under, 10, y + 21, x - 40);
 
   context.beginPath();
   context.rect(x, y, width, h);

@@ -20,7 +20,7 @@ export function download(blob, name) {
 
 const titleOf = (view) => view.meta.traces.map((trace) => trace.title).join("  vs  ");
 
-const sharesOf = (view) => Object.entries(view.meta.traces[0]?.summary ?? {}).filter(([kind]) => kind !== "makespan_ns");
+const sharesOf = (view) => Object.entries(view.meta.traces[0]?.summary.shares ?? {});
 
 export async function pngOf(view) {
   const ratio = Math.max(2, view.ratio);
@@ -42,7 +42,7 @@ export async function pngOf(view) {
   context.fillText(titleOf(view), 10, 21);
   context.font = `12px ${theme.font}`;
   context.fillStyle = theme.soft;
-  context.fillText(view.factsOf(), 10, 39);
+  context.fillText(view.factsOf().join("  ·  "), 10, 39);
   const put = (source, x, y, w, h) => source.width && source.height && context.drawImage(source, x, y, w, h);
   const cursor = view.cursor;
   view.cursor = null; // no part of the picture
@@ -112,7 +112,7 @@ export function svgOf(view) {
   const soft = `fill="${theme.soft}"`;
   rect(0, 0, width, height, theme.backgroundText);
   text(10, 21, titleOf(view), `${ink} font-size="15" font-weight="600"`);
-  text(10, 39, view.factsOf(), soft);
+  text(10, 39, view.factsOf().join("  ·  "), soft);
 
   const { offset, ticks } = timeTicks(view.t0, view.t1, plot / 95);
   for (const { t, label } of ticks) {
@@ -178,7 +178,7 @@ export function svgOf(view) {
     }
     if (!(high > low)) high = low + 1;
     text(10, y + 13, chart.title, ink);
-    if (chart.unit !== chart.title) text(10, y + 26, chart.unit, `${soft} font-size="10"`);
+    if (chart.under !== chart.title) text(10, y + 26, chart.under, `${soft} font-size="10"`);
     text(GUTTER - 5, y + 11, high.toLocaleString("en-US", { maximumFractionDigits: 1 }), `${soft} font-size="10" text-anchor="end"`);
     text(GUTTER - 5, y + h - 3, low.toLocaleString("en-US", { maximumFractionDigits: 1 }), `${soft} font-size="10" text-anchor="end"`);
     for (const line of chart.lines) {

@@ -6,6 +6,8 @@ export const WAIT = 6; // kinds 0 to 5 are work in a role
 export const MOST_SPANS = 20000; // more than these are never sent one by one
 const MOST_MATCHES = 1000;
 const MOST_RANGES = 5000;
+const MOST_FLOWS = 1000;
+const MOST_CHAIN = 20000;
 
 const TYPES = { uint8: Uint8Array, int8: Int8Array, int32: Int32Array, float64: Float64Array };
 
@@ -214,6 +216,7 @@ export class PageSource {
     const lane = spans.lane[i];
     const row = spans.flows().rowOfSpan(i);
     const producers = spans.producers(row);
+    const consumers = spans.consumers(row);
     const span = {
       ...spans.brief(i),
       trace: this.traces.indexOf(spans),
@@ -226,9 +229,11 @@ export class PageSource {
       mhz: spans.mhz(i),
       bad: spans.complaint(i),
       queue: null,
-      waits_for: producers.map((p) => spans.brief(p)),
+      waits_for: producers.slice(0, MOST_FLOWS).map((p) => spans.brief(p)),
+      waits_for_total: producers.length,
       released: null,
-      signals: spans.consumers(row).map((c) => spans.brief(c)),
+      signals: consumers.slice(0, MOST_FLOWS).map((c) => spans.brief(c)),
+      signals_total: consumers.length,
     };
     const released = spans.released(row, producers);
     if (released >= 0) span.released = spans.brief(released);
@@ -241,11 +246,12 @@ export class PageSource {
 
   chain(index) {
     const found = this.at(index);
-    if (!found) return { spans: [], edges: [] };
+    if (!found) return { spans: [], edges: [], cut: false };
     const [spans] = found;
     let i = found[1];
     const chain = [i];
     const edges = [];
+    let cut = false;
     const seen = new Set(chain);
     for (;;) {
       const row = spans.flows().rowOfSpan(i);
@@ -254,12 +260,16 @@ export class PageSource {
       const waited = released >= 0 && (spans.end[released] > spans.claim[i] || before < 0);
       const next = waited ? released : before;
       if (next < 0 || seen.has(next)) break;
+      if (chain.length === MOST_CHAIN) {
+        cut = true;
+        break;
+      }
       edges.push([spans.index(next), spans.index(i), waited ? "wait" : "lane"]);
       seen.add(next);
       chain.push(next);
       i = next;
     }
-    return { spans: chain.reverse().map((c) => spans.brief(c)), edges: edges.reverse() };
+    return { spans: chain.reverse().map((c) => spans.brief(c)), edges: edges.reverse(), cut };
   }
 
   sums({ t0, t1, lanes }) {
@@ -371,11 +381,12 @@ export class PageSource {
 
   ranges({ t0, t1 }) {
     const ranges = [];
+    let total = 0;
     this.traces.forEach((spans, trace) => {
       const table = spans.table;
       if (!table) return;
-      for (let i = 0; i < table.start.length && ranges.length < MOST_RANGES; i++) {
-        if (table.start[i] < t1 && table.end[i] > t0) {
+      for (let i = 0; i < table.start.length; i++) {
+        if (table.start[i] < t1 && table.end[i] > t0 && ++total <= MOST_RANGES) {
           ranges.push({
             track: table.tracks[table.track[i]],
             name: table.names[table.name[i]],
@@ -386,7 +397,7 @@ export class PageSource {
         }
       }
     });
-    return { ranges };
+    return { ranges, total };
   }
 }
 
@@ -419,7 +430,7 @@ export function words(text) {
   return terms;
 }
 
-/** The span table of one trace, sorted by lane and claim. */
+/** The span table of one trace, sorted by lane, claim and end. */
 class Spans {
   constructor(columns, meta) {
     this.meta = meta;
@@ -442,10 +453,12 @@ class Spans {
   }
 
   sort(names) {
-    const { lane, claim, count } = this;
+    const { lane, claim, end, count } = this;
+    // with equal claims, a span without length comes before a long one and does not overlap it
+    const before = (a, b) => claim[a] - claim[b] || end[a] - end[b] || a - b;
     let sorted = true;
     for (let i = 1; i < count && sorted; i++) {
-      sorted = lane[i - 1] < lane[i] || (lane[i - 1] === lane[i] && claim[i - 1] <= claim[i]);
+      sorted = lane[i - 1] < lane[i] || (lane[i - 1] === lane[i] && before(i - 1, i) < 0);
     }
     this.firstOf = new Int32Array(this.lanes + 1);
     for (let i = 0; i < count; i++) this.firstOf[lane[i] + 1]++;
@@ -457,8 +470,8 @@ class Spans {
     for (let l = 0; l < this.lanes; l++) {
       const part = rows.subarray(this.firstOf[l], this.firstOf[l + 1]);
       let inOrder = true;
-      for (let i = 1; i < part.length && inOrder; i++) inOrder = claim[part[i - 1]] <= claim[part[i]];
-      if (!inOrder) part.sort((a, b) => claim[a] - claim[b] || a - b);
+      for (let i = 1; i < part.length && inOrder; i++) inOrder = before(part[i - 1], part[i]) < 0;
+      if (!inOrder) part.sort(before);
     }
     this.rows = rows;
     this.place = new Int32Array(count);

@@ -128,7 +128,8 @@ export function hoverCard(card, meta, span, lane, t) {
     table(factsOf(meta, span)),
   );
   if (span.released) {
-    const more = span.waits_for.length > 1 ? `, last of ${count(span.waits_for.length)}` : "";
+    const total = span.waits_for_total ?? span.waits_for.length;
+    const more = total > 1 ? `, last of ${count(total)}` : "";
     card.append(el("div.wide", {}, `waited for ${briefSpan(meta, span.released)}${more}, done at ${moment(span.released.end)}`));
   } else if (span.queue && span.queue.wait >= 0) {
     card.append(el("div.wide", {}, `waited for counter ${span.queue.wait}: signalled by the launch or a copy`));
@@ -151,14 +152,14 @@ export function spanPanel(panel, meta, span, { go, close, chain }) {
   if (span.mhz) line("clock ", bold(`${count(Math.round(span.mhz))} MHz`));
   if (span.bad) panel.append(el("div.bad", {}, span.bad));
   const lists = [
-    ["waited for", span.waits_for, span.released],
-    ["signalled", span.signals, null],
+    ["waited for", span.waits_for, span.released, span.waits_for_total],
+    ["signalled", span.signals, null, span.signals_total],
   ];
-  for (const [title, spans, first] of lists) {
+  for (const [title, spans, first, total] of lists) {
     if (!spans.length) continue;
     const sorted = first ? [first, ...spans.filter((one) => one.index !== first.index)] : spans;
-    panel.append(el("h5", {}, `${title} (${count(spans.length)}${first && spans.length > 1 ? ", the last first" : ""})`));
-    panel.append(el("ul.links", {}, ...sorted.slice(0, 4).map(link), spans.length > 4 ? el("li", {}, `and ${count(spans.length - 4)} more`) : null));
+    panel.append(el("h5", {}, `${title} (${count(total ?? spans.length)}${first && spans.length > 1 ? ", the last first" : ""})`));
+    panel.append(el("ul.links", {}, ...sorted.slice(0, 4).map(link), spans.length > 4 ? el("li", {}, `and ${count((total ?? spans.length) - 4)} more`) : null));
   }
   panel.append(el("div.links", { style: "margin-top:6px" }, el("button", { type: "button", click: chain }, "show its critical chain (C)")));
 }
@@ -177,12 +178,17 @@ export function sumsPanel(panel, region, sums, close, zoom) {
   );
 }
 
+/** How many problems there are; null while they are still being looked for. */
+export const problemsOf = (meta) =>
+  meta.traces.some((trace) => !trace.problems) ? null : meta.traces.reduce((sum, trace) => sum + trace.problems.length, 0);
+
 export function problemsPanel(panel, meta, close) {
-  const total = meta.traces.reduce((sum, trace) => sum + trace.problems.length, 0);
-  closable(panel, total ? `${total} problem${total > 1 ? "s" : ""} in this recording` : "No problems found in this recording", close);
+  const total = problemsOf(meta);
+  closable(panel, total === null ? "The recording is still being checked" : total ? `${total} problem${total > 1 ? "s" : ""} in this recording` : "No problems found in this recording", close);
   for (const trace of meta.traces) {
     if (meta.traces.length > 1) panel.append(el("h5", {}, trace.title));
-    if (trace.problems.length) panel.append(el("ul", {}, ...trace.problems.map((text) => el("li", {}, text))));
+    if (trace.problems === null) panel.append(el("div", {}, "Looking for dropped records, spans that overlap or run backwards, unfinished items and waits that ended too early …"));
+    else if (trace.problems.length) panel.append(el("ul", {}, ...trace.problems.map((text) => el("li", {}, text))));
     else {
       panel.append(el("div", {}, "Every record is there, waits and spans run forwards, no two of a workgroup overlap, and what the queue holds was done once and after what it waits for."));
     }
@@ -208,12 +214,12 @@ export const KEYS = [
   ["O", "sort by role at the cursor"],
   ["V", "lanes or queue"],
   ["L", "counters on, off"],
-  ["Enter", "what is selected"],
+  ["Enter", "details of the selected span"],
   ["?", "this help"],
   ["Esc", "close; then give the keyboard back"],
   ["drag", "move"],
   ["⇧ drag", "select a region; on the axis a time"],
-  ["click", "select a span; double: fit it"],
+  ["click", "select a span; again: details; double: fit"],
   ["wheel", "scroll lanes, ⇧ move in time"],
   ["Ctrl wheel", "zoom, Alt: lane height; or pinch"],
 ];
@@ -227,7 +233,5 @@ export function helpPanel(panel, close) {
 
 /** Shares of roles, wait and idle as a list with their colours. */
 export function legend(shares) {
-  return Object.entries(shares)
-    .filter(([kind]) => kind !== "makespan_ns")
-    .map(([kind, share]) => el("li", {}, swatch(kind), `${kind} ${percent(share)}`));
+  return Object.entries(shares).map(([kind, share]) => el("li", {}, swatch(kind), `${kind} ${percent(share)}`));
 }

@@ -78,7 +78,7 @@ export class Desk {
   /** The answer as [answer, buffers], null if a newer question of the slot took its place. */
   ask(slot, request, buffers = []) {
     return new Promise((resolve, reject) => {
-      const line = this.slots.get(slot) ?? { sent: null, next: null };
+      const line = this.slots.get(slot) ?? { sent: null, next: null, timer: null };
       this.slots.set(slot, line);
       line.next?.resolve(null);
       line.next = { request, buffers, resolve, reject };
@@ -87,7 +87,16 @@ export class Desk {
   }
 
   async send(slot, line) {
-    if (!line.next || (line.sent && performance.now() - line.sent.when < PATIENCE)) return;
+    if (!line.next) return;
+    const left = line.sent ? line.sent.when + PATIENCE - performance.now() : 0;
+    if (left > 0) {
+      // an answer that never comes must not hold up the next question
+      line.timer ??= setTimeout(() => {
+        line.timer = null;
+        this.send(slot, line);
+      }, left + 1);
+      return;
+    }
     const mine = line.next;
     line.next = null;
     mine.when = performance.now();

@@ -37,8 +37,8 @@ export function timeTicks(t0, t1, most) {
   const digits = step < unit ? 1 : 0;
   const ticks = [];
   for (let n = Math.ceil(t0 / step); n * step <= t1; n++) {
-    const value = (n * step - offset) / unit;
-    ticks.push({ t: n * step, label: `${grouped(value, digits)} ${name}` });
+    const value = (n * step - offset) / unit + 0; // no minus zero
+    ticks.push({ t: n * step + 0, label: `${grouped(value, digits)} ${name}` });
   }
   const fine = step / 5;
   const minor = [];

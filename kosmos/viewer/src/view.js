@@ -8,7 +8,7 @@ import { drawArrow, drawMeasure, drawSpans, outline } from "./overlay.js";
 import { ROLES } from "./page.js";
 import { Picture } from "./paint.js";
 import {
-  briefSpan, closable, el, helpPanel, hoverCard, icon, legend, nameOfSpan, problemsPanel, spanPanel, sumsPanel, swatch, tool,
+  briefSpan, closable, el, helpPanel, hoverCard, icon, legend, nameOfSpan, problemsOf, problemsPanel, spanPanel, sumsPanel, swatch, tool,
 } from "./panels.js";
 import { Desk } from "./source.js";
 import style from "./style.css";
@@ -16,7 +16,7 @@ import { isDark, PALETTE, readTheme, watchTheme } from "./theme.js";
 import { count, duration, moment, percent, timeTicks } from "./time.js";
 
 export const GUTTER = 128; // px, as in the style sheet
-const LEAST_WINDOW = 8; // ns
+const LEAST_WINDOW = 50; // ns; windows begin and end at whole ones
 const HEIGHT = 460;
 
 const quiet = matchMedia("(prefers-reduced-motion: reduce)");
@@ -25,6 +25,7 @@ export class View {
   /** `host` has the traits: get(name), set(name, value), on(name, fn) which returns what ends it. */
   constructor(element, source, host, overview, options = {}) {
     this.meta = host.get("meta");
+    this.panels = {};
     this.source = source;
     this.host = host;
     this.desk = new Desk(source);
@@ -50,7 +51,6 @@ export class View {
     this.charts = [];
     this.hidden = new Set(); // keys of charts
     this.countersShown = true;
-    this.panels = {};
     this.overview = overview;
     this.ends = [];
     this.build(element, options);
@@ -67,14 +67,10 @@ export class View {
     const shadow = shell.attachShadow({ mode: "open" });
     const titles = this.meta.traces.map((trace) => trace.title);
     const first = this.meta.traces[0];
-    const makespan = first?.summary?.makespan_ns ?? this.length;
-    const problems = this.meta.traces.reduce((sum, trace) => sum + trace.problems.length, 0);
+    const [makespan, facts] = this.factsOf();
 
-    this.badge = el(
-      `button.badge${problems ? ".amber" : ""}`,
-      { type: "button", "aria-expanded": "false", "aria-label": `Quality of the recording: ${problems || "no"} problem${problems === 1 ? "" : "s"}`, click: () => this.toggle("problems") },
-      problems ? `${problems} problem${problems === 1 ? "" : "s"}` : "no problems",
-    );
+    this.badge = el("button.badge", { type: "button", "aria-expanded": "false", click: () => this.toggle("problems") });
+    this.judge();
     const pressed = (name, label, key, click) => tool(name, label, key, click, { "aria-pressed": "false" });
     const opens = (name, label, key, click) => tool(name, label, key, click, { "aria-expanded": "false" });
     this.buttons = {
@@ -105,7 +101,8 @@ export class View {
       "header",
       {},
       el("div.title", { title: titles.join(" · ") }, titles.length > 1 ? `${titles.length} traces compared` : (titles[0] ?? "no trace")),
-      el("div.facts", {}, this.factsOf()),
+      el("div.makespan", {}, makespan),
+      el("div.facts", {}, facts),
       this.badge,
       this.tools,
     );
@@ -150,33 +147,49 @@ export class View {
     this.charts2d = el("canvas", { "aria-hidden": "true" });
     this.countersNode = el("div.counters", { hidden: true }, this.charts2d);
     this.said = el("div.said", { role: "status", "aria-live": "polite" });
-    this.legendNode = el("ul.legend", { "aria-label": "Shares of the time of all workgroups" }, ...legend(first?.summary ?? {}));
+    this.legendNode = el("ul.legend", { "aria-label": "Shares of the time of all workgroups" }, ...legend(first?.summary.shares ?? {}));
+    this.details = el(
+      "button.details",
+      { type: "button", hidden: true, title: "What is known of the selected span (Enter)", click: () => this.hide("span") || this.showSpan() },
+      "details",
+    );
     this.note = el("div.note", { role: "alert", hidden: true });
     this.busyNode = el("div.busy", { role: "progressbar", "aria-label": "Waiting for an answer" });
     this.card = el("div.card", { hidden: true, "aria-hidden": "true" });
     this.root = el(
       "div.kosmos",
-      { style: `height:${options.height ?? HEIGHT}px` },
+      { style: `height:${options.height ?? Math.min(HEIGHT + 140 * (this.meta.traces.length - 1), 760)}px` },
       header,
       el("div.strip.mini", {}, el("div.gutter", {}, el("div.tabs", { role: "tablist", "aria-label": "View" }, this.tabs.lanes, this.tabs.queue)), this.miniPlot),
       el("div.strip.axis", {}, el("div.gutter", {}, this.sorter, this.ranker), this.axisPlot),
       this.lanesNode,
       this.countersNode,
-      el("footer", {}, this.said, this.legendNode),
+      el("footer", {}, this.said, this.details, this.legendNode),
       this.note, this.busyNode, this.card,
     );
     shadow.append(el("style", {}, style), this.root);
     element.append(shell);
   }
 
+  /** The badge says how good the recording is. */
+  judge() {
+    const problems = problemsOf(this.meta);
+    const says = problems === null ? "checking" : `${problems || "no"} problem${problems === 1 ? "" : "s"}`;
+    this.badge.textContent = says;
+    this.badge.setAttribute("aria-label", `Quality of the recording: ${says}`);
+    this.badge.classList.toggle("amber", problems > 0);
+    this.badge.classList.toggle("unknown", problems === null);
+    if (this.shown("problems")) problemsPanel(this.panels.problems, this.meta, () => this.hide("problems"));
+  }
+
+  /** The makespan, and what else is said about the run. */
   factsOf() {
     const [first, ...others] = this.meta.traces;
-    if (!first) return "";
-    if (!others.length) {
-      const facts = [`makespan ${duration(first.summary.makespan_ns)}`, `${first.ranks} × ${first.workgroups} workgroups`, `${count(first.spans)} spans`, first.machine, first.place];
-      return facts.filter(Boolean).join("  ·  ");
-    }
-    return this.meta.traces.map((trace) => duration(trace.summary.makespan_ns)).join("  vs  ");
+    if (!first) return ["", ""];
+    if (others.length) return [this.meta.traces.map((trace) => duration(trace.summary.makespan_ns)).join(" vs "), ""];
+    const facts = [`${count(first.ranks)} × ${count(first.workgroups)} workgroups`, `${count(first.spans)} spans`];
+    for (const more of [first.machine, first.place]) if (more && !first.title.includes(more)) facts.push(more);
+    return [`makespan ${duration(first.summary.makespan_ns)}`, facts.join("  ·  ")];
   }
 
   described() {
@@ -200,6 +213,7 @@ export class View {
       ["selection", (value, mine) => this.takeSelection(value, !mine)],
       ["window", (value, mine) => !mine && this.takeWindow(value)],
       ["overview", () => this.takeOverview()],
+      ["meta", (meta) => ((this.meta = meta), this.judge())],
     ]) {
       this.ends.push(this.host.on(name, use));
     }
@@ -280,13 +294,14 @@ export class View {
 
   /** Moves the window, at once or gliding. */
   go(t0, t1, { glide = false, tell = true } = {}) {
-    let size = Math.max(LEAST_WINDOW, Math.min(t1 - t0, 1.25 * this.length));
+    const size = Math.max(LEAST_WINDOW, Math.min(t1 - t0, 1.25 * this.length));
     const middle = (t0 + t1) / 2;
     const slack = 0.125 * Math.max(size, this.length * 0.01);
     let from = middle - size / 2;
     from = Math.max(-slack, Math.min(from, this.length + slack - size));
     if (size >= this.length * 1.2499) from = (this.length - size) / 2;
-    const to = from + size;
+    from = Math.round(from);
+    const to = from + Math.round(size);
     if (tell) this.tellWindow(from, to);
     cancelAnimationFrame(this.gliding);
     if (!glide || quiet.matches) {
@@ -294,9 +309,11 @@ export class View {
       this.t0 = from;
       this.t1 = to;
       this.redraw();
+      this.wish();
       return;
     }
     this.target = [from, to];
+    this.wish();
     const begin = [this.t0, this.t1];
     const since = performance.now();
     const frame = () => {
@@ -373,6 +390,13 @@ export class View {
     });
   }
 
+  /** Without waiting for the next frame. */
+  drawNow() {
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
+    this.draw();
+  }
+
   prepare(canvas) {
     const ratio = this.ratio;
     const { clientWidth: width, clientHeight: height } = canvas;
@@ -408,6 +432,7 @@ export class View {
 
   /** Asks for what is shown, unless it is there or on its way. */
   wish() {
+    if (!this.layout.rows) return; // nothing was drawn yet
     const width = Math.max(1, Math.round(this.width * this.ratio));
     const [t0, t1] = this.target ?? [this.t0, this.t1];
     if (this.tab === "lanes") {
@@ -419,7 +444,7 @@ export class View {
         this.ask("picture", request, [rowOf.buffer]).then((answer) => {
           if (!answer) return;
           this.picture = new Picture(request, rowOf, answer, this.theme.background);
-          this.redraw();
+          this.drawNow();
           this.refreshHover();
         });
       }
@@ -444,7 +469,7 @@ export class View {
         // the lanes first: while they move, the lines are only stretched
         this.wishedCounters = key;
         clearTimeout(this.counting);
-        this.counting = setTimeout(() => this.askCounters({ ask: "counters", t0, t1, width }), this.counters ? 120 : 0);
+        this.counting = setTimeout(() => this.askCounters({ ask: "counters", t0, t1, width }), this.counters ? 350 : 0);
       }
     }
   }
@@ -905,7 +930,7 @@ export class View {
   }
 
   headOf(trace, t) {
-    const shares = Object.entries(trace.summary).filter(([kind]) => kind !== "makespan_ns");
+    const shares = Object.entries(trace.summary.shares);
     const first = this.meta.traces[0].summary;
     const delta = trace.summary.makespan_ns - first.makespan_ns;
     const change = first.makespan_ns ? delta / first.makespan_ns : 0;
@@ -917,7 +942,7 @@ export class View {
       el("span", {}, `makespan ${duration(trace.summary.makespan_ns)}`),
       t ? el("span.delta", {}, `${sign(delta, duration(delta))} (${sign(change, percent(change))})`) : el("span", {}, "compared with:"),
       ...shares.map(([kind, share]) => {
-        const points = share - (first[kind] ?? 0);
+        const points = share - (first.shares[kind] ?? 0);
         return el("span", {}, swatch(kind), ` ${kind} ${percent(share)}${t ? ` (${sign(points, (100 * points).toFixed(1).replace("-", "−"))})` : ""}`);
       }),
     );
@@ -1170,6 +1195,10 @@ export class View {
       this.unselect();
       return;
     }
+    if (span && span.index === this.selected?.index) {
+      this.showSpan();
+      return;
+    }
     await this.select(span ? { index: span.index } : { lane: point.lane, t: Math.floor(point.t) });
   }
 
@@ -1188,7 +1217,8 @@ export class View {
     if (reveal) this.reveal(span);
     this.say(this.sentence(span));
     this.card.hidden = true;
-    this.showSpan();
+    if (this.shown("span")) this.showSpan();
+    this.details.hidden = false;
     this.redraw();
     return span;
   }
@@ -1219,12 +1249,13 @@ export class View {
     this.selected = null;
     this.dropChain();
     this.hide("span");
+    this.details.hidden = true;
     this.say(this.idleSentence());
     this.redraw();
   }
 
   showSpan() {
-    if (!this.selected) return;
+    if (!this.selected) return this.say("Select a span first: click one, or press .");
     const panel = this.panel("span", "Selected span");
     spanPanel(panel, this.meta, this.selected, {
       go: (one) => this.select({ index: one.index }, { reveal: true }),
@@ -1269,6 +1300,7 @@ export class View {
     } else if (this.chain) {
       const spans = this.chain.spans;
       this.fit(Math.min(...spans.map((span) => span.claim)), Math.max(...spans.map((span) => span.end)));
+      if (this.selected && this.tab === "lanes") this.layout.reveal(this.selected.lane);
     } else if (this.selected) {
       const { claim, start, end, lane } = this.selected;
       const low = Math.min(claim, start);
@@ -1300,8 +1332,9 @@ export class View {
   }
 
   fold(g, folded) {
-    this.layout.fold(g, folded);
     const group = this.layout.groups[g];
+    if (!group) return;
+    this.layout.fold(g, folded);
     this.say(`rank ${group.rank} ${group.folded ? "folded" : "unfolded"}`);
     this.redraw();
   }
