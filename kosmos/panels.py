@@ -31,6 +31,7 @@ SIZES = {"emulator": (1024, 512, 256), "gpu": (8192, 8192, 2048), "simulator": (
 """m, n and k where none are given: a second's work in the emulator, some milliseconds' on a GPU."""
 
 Order = str | Callable[..., Any]
+PolicyFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Setting:
     k: int
     ranks: int
     workgroups: int | None  # of a rank; None is all that there are
-    policy: Policy | None  # None is the op's default
+    policy: Policy | PolicyFunction | None  # None is the op's default; a function is for the simulator
     order: Order | None  # None is the op's default
     link_gbps: float | None  # None is as fast as they go
     machine: str | None  # None is the place's default
@@ -77,8 +78,8 @@ def panel(world: "World | None" = None, *, run: Runner | None = None, **setting:
     world: where to run; ranks, workgroups, machine and links are then its own. Without it `place` says where: "gpu",
     "emulator" or "simulator"; None is a GPU if there is one, else the emulator, else (without torch or Triton) the
     simulator. run: a function from a Setting to a Trace that is used instead. The other arguments are where the
-    controls start, fields of a Setting: op, m, n, k, ranks, workgroups, policy (text or a Policy), order (a name or a
-    function), link_gbps, machine, dtype ("bf16", "fp16", "fp32"), seed.
+    controls start, fields of a Setting: op, m, n, k, ranks, workgroups, policy (text, a Policy, or for the simulator a
+    function), order (a name or a function), link_gbps, machine, dtype ("bf16", "fp16", "fp32"), seed.
 
     Raises KosmosArgumentError or KosmosShapeError for values that are not allowed.
     """
@@ -195,7 +196,7 @@ def _refuse_unknown(setting: Mapping[str, Any]) -> None:
 def _parsed(setting: Mapping[str, Any]) -> dict[str, Any]:
     """The setting with its policy as one."""
     given = dict(setting)
-    if given.get("policy") is not None:
+    if given.get("policy") is not None and not callable(given["policy"]):
         given["policy"] = Policy.parse(given["policy"])
     return given
 
@@ -223,13 +224,16 @@ class Controls:
         def choice(name: str, options: Any, value: Any, layout: Any = wide) -> Any:
             return ipywidgets.Dropdown(options=options, value=value, description=name, layout=layout, style=label)
 
-        kind, crew = ("default", 0) if setting.policy is None else (setting.policy.kind, setting.policy.crew or 0)
-        self._own_orders = {} if not callable(setting.order) else {setting.order.__name__: setting.order}
+        kind, crew = "default", 0
+        if isinstance(setting.policy, Policy):
+            kind, crew = setting.policy.kind, setting.policy.crew or 0
+        self._own_policies = _by_name(setting.policy)
+        self._own_orders = _by_name(setting.order)
         self.op = choice("op", list(ORDERS), setting.op)
         self.m, self.n, self.k = (number(name, getattr(setting, name)) for name in "mnk")
         self.ranks = number("ranks", setting.ranks)
         self.workgroups = number("workgroups", setting.workgroups or 0, least=0)
-        self.policy = choice("policy", ["default", *KINDS], kind)
+        self.policy = choice("policy", ["default", *KINDS, *self._own_policies], next(iter(self._own_policies), kind))
         self.crew = number("crew", crew, least=0)
         self.order = choice("order", *self._orders(setting))
         self.link = ipywidgets.BoundedFloatText(
@@ -272,12 +276,14 @@ class Controls:
         self.order.value = self.order.options[0]
 
     def _policy_changed(self, _: Any = None) -> None:
-        self.crew.disabled = self.policy.value in ("default", "planned")
+        self.crew.disabled = self.policy.value in ("default", "planned", *self._own_policies)
 
     def chosen(self) -> dict[str, Any]:
         """The setting that the controls show."""
         kind = self.policy.value
-        policy = None if kind == "default" else Policy(kind, None if kind == "planned" else self.crew.value)
+        policy = self._own_policies.get(kind)
+        if kind in KINDS:
+            policy = Policy(kind, None if kind == "planned" else self.crew.value)
         chosen = {name: getattr(self, name).value for name in ("op", "m", "n", "k", "ranks", "place")}
         chosen |= {"workgroups": self.workgroups.value or None, "link_gbps": self.link.value or None}
         chosen |= {"machine": None if self.machine.value == "default" else self.machine.value}
@@ -317,6 +323,11 @@ class Controls:
         except KosmosEnvironmentError:
             plots = [trace.plot(title=title) for trace, title in zip(traces, titles, strict=True)]
             return self._widgets.VBox([self._widgets.Image(value=_png(plot), width=900) for plot in plots])
+
+
+def _by_name(choice: Any) -> dict[str, Any]:
+    """A function under its name; nothing for what is none."""
+    return {choice.__name__: choice} if callable(choice) else {}
 
 
 def _png(figure: Any) -> bytes:
@@ -364,14 +375,10 @@ class Executor:
     def _simulated(self, setting: Setting) -> Trace:
         import kosmos
 
-        model: Any = setting.machine or "MI350X"
-        options: dict[str, Any] = {"dtype": setting.dtype, "machine": model}
-        if setting.link_gbps is not None:
-            options["machine"] = machine_named(model).with_link(setting.link_gbps)
-        for name in ("policy", "order", "workgroups"):
-            if getattr(setting, name) is not None:
-                options[name] = getattr(setting, name)
-        return kosmos.simulate(setting.op, m=setting.m, n=setting.n, k=setting.k, ranks=setting.ranks, **options)
+        asked = {name: getattr(setting, name) for name in ("policy", "order", "workgroups", "link_gbps", "machine")}
+        options = {name: value for name, value in asked.items() if value is not None}
+        shape = {name: getattr(setting, name) for name in ("m", "n", "k", "ranks", "dtype")}
+        return kosmos.simulate(setting.op, **shape, **options)
 
     def _executed(self, setting: Setting) -> Trace:
         import torch

@@ -157,10 +157,15 @@ def test_the_simulator_is_asked_with_its_own_names(monkeypatch):
     panel.run()
     panel.run(op="all_gather_matmul", policy="fixed:32", order="rank", machine="H200", link_gbps=20.0)
     shape = {"m": 64, "n": 32, "k": 16, "ranks": 8, "dtype": "bf16"}
-    assert asked[0] == (("matmul_reduce_scatter",), shape | {"machine": "MI350X"})
-    (op,), options = asked[1]
-    assert op == "all_gather_matmul" and options.pop("machine").link_gbps == 20
-    assert options == shape | {"policy": kosmos.Policy.fixed(32), "order": "rank"}
+    assert asked[0] == (("matmul_reduce_scatter",), shape)
+    options = {"policy": kosmos.Policy.fixed(32), "order": "rank", "machine": "H200", "link_gbps": 20.0}
+    assert asked[1] == (("all_gather_matmul",), shape | options)
+    panel.run(policy=mine, workgroups=7)
+    assert asked[2][1] == shape | options | {"policy": mine, "workgroups": 7}
+
+
+def mine(view):
+    """A policy of one's own."""
 
 
 # in a page
@@ -256,6 +261,17 @@ def test_an_order_of_ones_own_can_be_chosen_again():
     controls.order.value = "mine"
     press(controls)
     assert [setting.order for setting in scheduler.asked] == ["row", mine]
+
+
+def test_a_policy_of_ones_own_can_be_chosen_again():
+    pytest.importorskip("ipywidgets")
+    scheduler = Scheduler()
+    panel = kosmos.panel(run=lambda setting: scheduler(setting) and scheduled(), policy=mine, m=8, ranks=2)
+    controls = panel.widget and panel._controls
+    for name in ("mine", "default", "planned", "mine"):
+        controls.policy.value = name
+        assert controls.crew.disabled and press(controls) == ""
+    assert [setting.policy for setting in scheduler.asked] == [mine, None, kosmos.Policy.planned(), mine]
 
 
 def test_what_a_world_fixes_is_greyed():
