@@ -114,29 +114,36 @@ class Notebook:
     def cell(self, index):
         return self.page.locator(".jp-Notebook-cell").nth(index)
 
+    def prompt(self, index):
+        """The number of a cell as it is written beside it: [ ]: before it has run, [*]: while it does."""
+        return self.cell(index).locator(".jp-InputArea-prompt").inner_text()
+
     def start(self, index):
-        """Run a cell without waiting for it."""
-        prompt = self.cell(index).locator(".jp-InputArea-prompt")
-        prompt.click()
-        self.cell(index).and_(self.page.locator(".jp-mod-selected")).wait_for(timeout=10_000)
-        self.page.locator(".jp-Notebook.jp-mod-commandMode").wait_for(timeout=10_000)
-        self.page.wait_for_function("document.activeElement.closest('.jp-Notebook') !== null", timeout=10_000)
-        self.page.keyboard.press("Control+Enter")
+        """Run a cell without waiting for it; its prompt before that."""
+        before = self.prompt(index)
+        for _ in range(5):
+            self.cell(index).locator(".jp-InputArea-prompt").click()
+            self.cell(index).and_(self.page.locator(".jp-mod-selected")).wait_for(timeout=10_000)
+            self.page.locator(".jp-Notebook.jp-mod-commandMode").wait_for(timeout=10_000)
+            self.page.keyboard.press("Control+Enter")
+            until = time.monotonic() + 3  # a server that has just begun may let one go by
+            while time.monotonic() < until:
+                if self.prompt(index) != before and self.prompt(index).strip("[]: "):
+                    return before
+                time.sleep(0.01)
+        raise AssertionError(f"cell {index} does not run")
+
+    def ended(self, index, before):
+        """Wait for the end of a cell that had the prompt `before`."""
+        until = time.monotonic() + 60
+        while (now := self.prompt(index)) == before or not now.strip("[]: ").isdecimal():
+            assert time.monotonic() < until, f"cell {index} does not end, its prompt is {now}"
+            time.sleep(0.01)
 
     def run(self, index):
         """Run a cell to its end; the text that it put out."""
-        self.start(index)
-        self.ended(index)
+        self.ended(index, self.start(index))
         return "\n".join(self.cell(index).locator(".jp-OutputArea-output[data-mime-type*=stdout]").all_inner_texts())
-
-    def ended(self, index):
-        """Wait for the end of a cell."""
-        prompt = self.cell(index).locator(".jp-InputArea-prompt")
-        self.page.wait_for_function(
-            "node => !node.textContent.includes('*') && /\\d/.test(node.textContent)",
-            arg=prompt.element_handle(),
-            timeout=60_000,
-        )
 
     def sources(self):
         return [

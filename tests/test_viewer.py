@@ -516,7 +516,8 @@ def test_what_is_told_at_once():
     meta = Detail([trace]).meta()
     assert json.loads(json.dumps(meta)) == meta
     (about,) = meta["traces"]
-    assert about["summary"] == trace.summary()
+    shares = trace.summary()
+    assert about["summary"] == {"makespan_ns": shares.pop("makespan_ns"), "shares": shares}
     assert (about["title"], about["unit_name"]) == ("gemm · one_way:2 · NVIDIA H200", "SM")
     assert (about["ranks"], about["workgroups"], about["spans"], meta["lanes"]) == (3, 5, len(trace.spans), 15)
     assert about["units"] == [workgroup % 3 for _ in range(3) for workgroup in range(5)]

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from kosmos.trace.trace import Trace
 
 
+_PIECE = 2**18  # rows of a large table that are looked at at once, so that copies of them stay small
+
+
 class Summary(dict[str, Any]):
     """`makespan_ns` (int) and the shares, 0 to 1, of the roles, `wait` and `idle`; prints as a small table."""
 
@@ -55,8 +58,13 @@ def summary(trace: "Trace") -> Summary:
     makespan = makespan_ns(trace)
     total = trace.ranks * trace.workgroups * makespan
     present = set(np.unique(role)) | set(np.unique(numbers(trace.queue, "role")[0]))
-    spent = {ROLES[code]: int((end - start)[role == code].sum()) for code in sorted(present)}
-    spent["wait"] = int((start - claim).sum())
+    spent = {ROLES[code]: 0 for code in sorted(present)} | {"wait": 0}
+    for begin in range(0, len(role), _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        work = end[piece] - start[piece]
+        for code in present:
+            spent[ROLES[code]] += int(work[role[piece] == code].sum())
+        spent["wait"] += int((start[piece] - claim[piece]).sum())
     spent["idle"] = total - sum(spent.values())
     if total <= 0:
         return Summary(makespan_ns=makespan, **dict.fromkeys(spent, 0.0) | {"idle": 1.0})

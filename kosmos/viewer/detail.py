@@ -127,7 +127,7 @@ class Detail:
             "machine": meta.get("machine"),
             "clock": clock if isinstance(clock, dict) else {},
             "tick_ns": (clock.get("tick_ns") if isinstance(clock, dict) else clock) or 1,
-            "summary": dict(summary),
+            "summary": {"makespan_ns": summary.pop("makespan_ns"), "shares": summary},
             "problems": None,
             "bad": int(np.count_nonzero(run.bad)),
             "queues": [{"rank": rank, "role": role, "items": items} for rank, role, items in run.queues],
@@ -749,12 +749,12 @@ def _within(offsets: list[int], number: int) -> int:
 
 def _difference(title: str, summary: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     """How a summary differs from that of the first trace: makespan as a ratio, shares as what was added."""
-    shares = [kind for kind in {**base, **summary} if kind != "makespan_ns"]
+    before, shares = base["shares"], summary["shares"]
     return {
         "title": title,
         "makespan_ns": summary["makespan_ns"],
         "ratio": summary["makespan_ns"] / base["makespan_ns"] if base["makespan_ns"] else None,
-        "shares": {kind: summary.get(kind, 0.0) - base.get(kind, 0.0) for kind in shares},
+        "shares": {kind: shares.get(kind, 0.0) - before.get(kind, 0.0) for kind in {**before, **shares}},
     }
 
 
