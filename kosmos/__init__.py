@@ -24,6 +24,8 @@ _HOME = {
     "all_gather_matmul": "ops",
     "matmul_reduce_scatter": "ops",
     "bench": "benchmark",
+    "panel": "panels",
+    "compare": "viewer",
 }
 
 __all__ = ["__version__", *_HOME]

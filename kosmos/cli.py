@@ -1,4 +1,4 @@
-"""The command `kosmos`: doctor, record, show, bench.
+"""The command `kosmos`: doctor, record, show, view, export, bench.
 
 Exit code 0 if all went well; 1 if what was examined is not well; 2 for wrong input, with one line on stderr that says
 what is wrong. Heavy packages are imported by the command that needs them.
@@ -7,7 +7,10 @@ what is wrong. Heavy packages are imported by the command that needs them.
 import argparse
 import io
 import os
+import pathlib
 import sys
+import tempfile
+import webbrowser
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from kosmos.trace import Trace
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter")
+
+EXPORTS = ("perfetto", "chrome", "html")
 
 EMULATED_SIZE, GPU_SIZE = 512, 8192
 """m, n and k where none are given: a second's work in the emulator, some milliseconds' on a GPU."""
@@ -109,6 +114,29 @@ def _parser() -> argparse.ArgumentParser:
     picture.add_argument("--svg", metavar="OUT", help="draw it, as an SVG")
     show.set_defaults(run=_show)
 
+    view = commands.add_parser(
+        "view",
+        help="look into a trace in the browser",
+        description="Writes the viewer of a trace as one HTML file, which needs nothing else, and opens it.",
+        epilog="example: kosmos view row.parquet --output row.html --no-open",
+    )
+    view.add_argument("trace", metavar="FILE", help="a trace that was saved")
+    view.add_argument("--output", metavar="FILE.html", help="where the page goes; default: a temporary file")
+    view.add_argument("--no-open", action="store_true", help="write it only")
+    view.set_defaults(run=_view)
+
+    export = commands.add_parser(
+        "export",
+        help="a trace for other viewers, or as a page",
+        description="Writes a trace as a file for https://ui.perfetto.dev (perfetto), as JSON for chrome://tracing "
+        "(chrome), or as a page that needs no network (html).",
+        epilog="example: kosmos export row.parquet --to perfetto -o row.pftrace",
+    )
+    export.add_argument("trace", metavar="FILE", help="a trace that was saved")
+    export.add_argument("--to", metavar="FORMAT", required=True, choices=EXPORTS, help=", ".join(EXPORTS))
+    export.add_argument("-o", "--output", metavar="OUT", required=True, help="where it goes")
+    export.set_defaults(run=_export)
+
     bench = commands.add_parser(
         "bench",
         help="how fast the fused kernels are, beside what they have to beat",
@@ -196,6 +224,34 @@ def _show(given: argparse.Namespace) -> int:
     _tell(trace)
     if output:
         print(f"drawn      {output}")
+    return 0
+
+
+def _view(given: argparse.Namespace) -> int:
+    from kosmos.trace import Trace
+
+    trace = Trace.load(given.trace)
+    output = given.output
+    if output is None:
+        stem, _ = os.path.splitext(os.path.basename(given.trace))
+        output = os.path.join(tempfile.mkdtemp(prefix="kosmos-"), f"{stem}.html")
+    trace.to_html(output)
+    print(f"written    {output}, {os.path.getsize(output):,} bytes")
+    if not given.no_open and not webbrowser.open(pathlib.Path(output).resolve().as_uri()):
+        print("no browser could be started; open the file in one")
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    from kosmos.trace import Trace
+
+    trace = Trace.load(given.trace)
+    refuse_unwritable(given.output, KosmosTraceError)
+    getattr(trace, f"to_{given.to}")(given.output)
+    print(f"exported   {given.output}, {os.path.getsize(given.output):,} bytes")
+    problems = trace.problems()
+    if problems:
+        print(f"problems   {len(problems)}, which `kosmos show {given.trace}` lists")
     return 0
 
 

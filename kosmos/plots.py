@@ -22,19 +22,9 @@ from matplotlib.ticker import MaxNLocator
 
 from kosmos.errors import KosmosArgumentError, KosmosTraceError
 from kosmos.trace import ROLES, Trace
+from kosmos.trace.colours import PALETTE
 from kosmos.trace.metrics import makespan_ns, microseconds
 from kosmos.trace.schema import numbers
-
-# Okabe and Ito's colours: told apart with any colour vision, on white and on black. Waiting is a veil over either.
-PALETTE = {
-    "mover": "#E69F00",
-    "builder": "#0072B2",
-    "reducer": "#009E73",
-    "router": "#CC79A7",
-    "pusher": "#D55E00",
-    "folder": "#56B4E9",
-    "wait": "#80808099",
-}
 
 _BINS = 2400  # columns of the image: more than the picture has pixels
 _ROWS = 1600  # about as many rows: more workgroups share them, fewer have several each
