@@ -16,25 +16,32 @@ export async function inflate(buffer) {
   return new Response(stream).arrayBuffer();
 }
 
-const bytes = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+function bytes(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  const text = atob(base64);
+  const out = new Uint8Array(text.length);
+  for (let i = 0; i < out.length; i++) out[i] = text.charCodeAt(i);
+  return out;
+}
 
 async function columns(packed) {
+  const names = Object.keys(packed);
+  const stored = await Promise.all(names.map((name) => inflate(bytes(packed[name].data))));
   const out = {};
-  for (const [name, column] of Object.entries(packed)) {
-    let values = new TYPES[column.type](await inflate(bytes(column.data)));
-    if (column.delta) {
+  names.forEach((name, n) => {
+    const { type, delta, plus } = packed[name];
+    let values = new TYPES[type](stored[n]);
+    if (delta || plus) {
+      const base = plus ? out[plus] : null;
       const sums = new Float64Array(values.length);
-      for (let i = 0, sum = 0; i < values.length; i++) sums[i] = sum += values[i];
-      values = sums;
-    }
-    if (column.plus) {
-      const base = out[column.plus];
-      const sums = new Float64Array(values.length);
-      for (let i = 0; i < values.length; i++) sums[i] = values[i] + base[i];
+      for (let i = 0, sum = 0; i < values.length; i++) {
+        sum = delta ? sum + values[i] : values[i];
+        sums[i] = base ? sum + base[i] : sum;
+      }
       values = sums;
     }
     out[name] = values;
-  }
+  });
   return out;
 }
 
@@ -664,12 +671,12 @@ class Spans {
 
   producers(row) {
     if (row < 0 || !(this.queue.wait[row] >= 0 && this.queue.wait_count[row] > 0)) return [];
-    return this.flows().spansOf(this.flows().signalling.get(pair(this.queue.rank[row], this.queue.wait[row])));
+    return this.flows().signalling(this.queue.rank[row], this.queue.wait[row]);
   }
 
   consumers(row) {
     if (row < 0 || !(this.queue.signal_rank[row] >= 0 && this.queue.signal[row] >= 0)) return [];
-    return this.flows().spansOf(this.flows().waiting.get(pair(this.queue.signal_rank[row], this.queue.signal[row])));
+    return this.flows().waiting(this.queue.signal_rank[row], this.queue.signal[row]);
   }
 
   released(row, producers) {
@@ -771,41 +778,100 @@ class Spans {
 
 const pair = (high, low) => high * 4294967296 + low;
 
+/** Rows by two numbers, a group and a member of it; rows whose group is negative are in no bucket. */
+class Buckets {
+  constructor(groups, members) {
+    const rows = groups.length;
+    const most = []; // members of each group
+    let dense = true;
+    for (let row = 0; row < rows; row++) {
+      if (groups[row] < 0) continue;
+      if (members[row] < 0) dense = false;
+      if (!(members[row] < most[groups[row]])) most[groups[row]] = members[row] + 1;
+    }
+    let size = 0;
+    this.offset = Array.from(most, (count = 0) => (size += count) - count);
+    this.most = Array.from(most, (count = 0) => count);
+    this.ids = null; // of sparse members
+    if (!dense || size > 8 * rows + 4096) {
+      this.ids = new Map();
+      for (let row = 0; row < rows; row++) {
+        const key = pair(groups[row], members[row]);
+        if (groups[row] >= 0 && !this.ids.has(key)) this.ids.set(key, this.ids.size);
+      }
+      size = this.ids.size;
+    }
+    this.begin = new Int32Array(size + 1);
+    const id = new Int32Array(rows);
+    let used = 0;
+    for (let row = 0; row < rows; row++) {
+      id[row] = groups[row] < 0 ? -1 : this.id(groups[row], members[row]);
+      if (id[row] >= 0) {
+        this.begin[id[row] + 1]++;
+        used++;
+      }
+    }
+    for (let i = 0; i < size; i++) this.begin[i + 1] += this.begin[i];
+    const next = this.begin.slice();
+    this.rows = new Int32Array(used);
+    for (let row = 0; row < rows; row++) if (id[row] >= 0) this.rows[next[id[row]]++] = row;
+  }
+
+  id(group, member) {
+    if (this.ids) return this.ids.get(pair(group, member)) ?? -1;
+    return member >= 0 && member < this.most[group] ? this.offset[group] + member : -1;
+  }
+
+  /** Its rows in their order. */
+  get(group, member) {
+    const id = this.id(group, member);
+    return id < 0 ? [] : this.rows.subarray(this.begin[id], this.begin[id + 1]);
+  }
+
+  /** The first of them, -1 if there is none. */
+  first(group, member) {
+    const id = this.id(group, member);
+    return id < 0 || this.begin[id] === this.begin[id + 1] ? -1 : this.rows[this.begin[id]];
+  }
+}
+
 /** Which span did which item, and which items signal and wait for which counter. */
 class Flows {
   constructor(spans) {
     this.spans = spans;
-    this.row = new Map(); // of an item in the queue
-    this.signalling = new Map(); // rows of the queue by (rank, counter)
-    this.waiting = new Map();
     const queue = spans.queue;
-    const add = (map, key, row) => (map.get(key) ?? map.set(key, []).get(key)).push(row);
-    for (let row = 0; queue && row < queue.item.length; row++) {
-      const key = pair(queue.rank[row] * 6 + queue.role[row], queue.item[row]);
-      if (!this.row.has(key)) this.row.set(key, row);
-      if (queue.signal_rank[row] >= 0 && queue.signal[row] >= 0) {
-        add(this.signalling, pair(queue.signal_rank[row], queue.signal[row]), row);
-      }
-      if (queue.wait[row] >= 0 && queue.wait_count[row] > 0) add(this.waiting, pair(queue.rank[row], queue.wait[row]), row);
-    }
-    this.done = null; // spans of a row of the queue
+    this.rows = queue ? queue.item.length : 0;
+    this.items = queue ? new Buckets(Int32Array.from(queue.rank, (rank, row) => rank * 6 + queue.role[row]), queue.item) : null;
   }
 
+  /** The row of the queue that a span did, -1 if there is none. */
   rowOfSpan(i) {
+    if (!this.items) return -1;
     const { lane, role, item, workgroups } = this.spans;
-    return this.row.get(pair(Math.floor(lane[i] / workgroups) * 6 + role[i], item[i])) ?? -1;
+    return this.items.first(Math.floor(lane[i] / workgroups) * 6 + role[i], item[i]);
+  }
+
+  signalling(rank, counter) {
+    const { signal_rank: ranks, signal } = this.spans.queue;
+    this.signals ??= new Buckets(Int32Array.from(ranks, (one, row) => (signal[row] >= 0 ? one : -1)), signal);
+    return this.spansOf(this.signals.get(rank, counter));
+  }
+
+  waiting(rank, counter) {
+    const { rank: ranks, wait, wait_count: counts } = this.spans.queue;
+    this.waits ??= new Buckets(Int32Array.from(ranks, (one, row) => (wait[row] >= 0 && counts[row] > 0 ? one : -1)), wait);
+    return this.spansOf(this.waits.get(rank, counter));
   }
 
   spansOf(rows) {
-    if (!rows) return [];
     if (!this.done) {
-      this.done = new Map();
-      for (let i = 0; i < this.spans.count; i++) {
-        const row = this.rowOfSpan(i);
-        if (row >= 0) (this.done.get(row) ?? this.done.set(row, []).get(row)).push(i);
-      }
+      const row = new Int32Array(this.spans.count);
+      for (let i = 0; i < row.length; i++) row[i] = this.rowOfSpan(i);
+      this.done = new Buckets(row.map((one) => (one < 0 ? -1 : 0)), row);
     }
-    return rows.flatMap((row) => this.done.get(row) ?? []);
+    const found = [];
+    for (const row of rows) for (const i of this.done.get(0, row)) found.push(i);
+    return found;
   }
 }
 

@@ -9,37 +9,61 @@ export function paint(kinds, planes, rows, width, background) {
   canvas.height = Math.max(1, rows);
   if (!rows || !width) return canvas;
   const image = new ImageData(width, rows);
-  const out = image.data;
+  const out = new Uint32Array(image.data.buffer); // bytes r, g, b, alpha, as on every machine with a browser
   const pixels = rows * width;
+  // what a kind adds to the background's colour at each coverage, in 1/256 of a level
   const tables = kinds.map((kind) => {
     const [r, g, b, alpha] = rgba(PALETTE[nameOf(kind)]);
-    const table = new Float32Array(768);
+    const table = new Int32Array(768);
     for (let cover = 0; cover < 256; cover++) {
-      [r, g, b].forEach((value, c) => (table[3 * cover + c] = (cover / 255) * alpha * (value - background[c])));
+      [r, g, b].forEach((value, c) => (table[3 * cover + c] = Math.round((cover / 255) * alpha * (value - background[c]) * 256)));
     }
     return table;
   });
-  const [r0, g0, b0] = background;
+  const shown = kinds.map((_, k) => planes.subarray(k * pixels, (k + 1) * pixels));
+  const used = shown.map((_, k) => k).filter((k) => anything(shown[k]));
+  const [r0, g0, b0] = background.map((value) => 256 * value + 128);
+  const none = new Uint8Array(pixels);
+  const nothing = new Int32Array(768);
+  const plane = (u) => (u < used.length ? shown[used[u]] : none);
+  const table = (u) => (u < used.length ? tables[used[u]] : nothing);
+  const [p0, p1, p2, p3] = [plane(0), plane(1), plane(2), plane(3)];
+  const [t0, t1, t2, t3] = [table(0), table(1), table(2), table(3)];
+  let before = -1;
+  let colour = 0;
   for (let i = 0; i < pixels; i++) {
-    let r = r0;
-    let g = g0;
-    let b = b0;
-    for (let k = 0; k < tables.length; k++) {
-      const cover = planes[k * pixels + i];
-      if (cover) {
-        const table = tables[k];
-        r += table[3 * cover];
-        g += table[3 * cover + 1];
-        b += table[3 * cover + 2];
+    const a = p0[i];
+    const b = p1[i];
+    const c = p2[i];
+    const d = p3[i];
+    const key = a | (b << 8) | (c << 16) | (d << 24);
+    // neighbours are mostly alike
+    if (key !== before || used.length > 4 || i === 0) {
+      before = key;
+      let red = r0 + t0[3 * a] + t1[3 * b] + t2[3 * c] + t3[3 * d];
+      let green = g0 + t0[3 * a + 1] + t1[3 * b + 1] + t2[3 * c + 1] + t3[3 * d + 1];
+      let blue = b0 + t0[3 * a + 2] + t1[3 * b + 2] + t2[3 * c + 2] + t3[3 * d + 2];
+      for (let u = 4; u < used.length; u++) {
+        const at = 3 * plane(u)[i];
+        red += table(u)[at];
+        green += table(u)[at + 1];
+        blue += table(u)[at + 2];
       }
+      // where spans overlap there can be too much of all
+      red = red < 0 ? 0 : red > 65535 ? 65535 : red;
+      green = green < 0 ? 0 : green > 65535 ? 65535 : green;
+      blue = blue < 0 ? 0 : blue > 65535 ? 65535 : blue;
+      colour = ((255 << 24) | ((blue >> 8) << 16) | ((green >> 8) << 8) | (red >> 8)) >>> 0;
     }
-    out[4 * i] = r;
-    out[4 * i + 1] = g;
-    out[4 * i + 2] = b;
-    out[4 * i + 3] = 255;
+    out[i] = colour;
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;
+}
+
+function anything(plane) {
+  for (let i = 0; i < plane.length; i++) if (plane[i]) return true;
+  return false;
 }
 
 /** An answer to `picture` as what is drawn: its canvas, and its spans one by one if they came along. */

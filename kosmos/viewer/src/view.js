@@ -16,8 +16,9 @@ import { isDark, PALETTE, readTheme, watchTheme } from "./theme.js";
 import { count, duration, moment, percent, timeTicks } from "./time.js";
 
 export const GUTTER = 128; // px, as in the style sheet
-const LEAST_WINDOW = 50; // ns; windows begin and end at whole ones
+const LEAST_WINDOW = 10; // ns; windows begin and end at whole ones
 const HEIGHT = 460;
+const GLIDE = 80; // ms
 
 const quiet = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -317,7 +318,7 @@ export class View {
     const begin = [this.t0, this.t1];
     const since = performance.now();
     const frame = () => {
-      const part = Math.min(1, (performance.now() - since) / 130);
+      const part = Math.min(1, (performance.now() - since) / GLIDE);
       const eased = 1 - (1 - part) ** 3;
       this.t0 = begin[0] + (from - begin[0]) * eased;
       this.t1 = begin[1] + (to - begin[1]) * eased;
