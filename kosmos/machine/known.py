@@ -8,8 +8,10 @@ from kosmos.machine.model import Machine
 
 _SHEET = "data sheet"
 _SUMS = "derived: AMD's data sheet gives the sum of both directions of all links"
-_FULL = {"idle_w": 165.0, "cap_w": 700.0, "exponent": 2.6}
-_SWEEP = "fitted to sustained GEMMs on 32 to 132 units of an H200"
+_FULL = {"idle_w": 165.0, "cap_w": 700.0, "exponent": 2.1}
+_SWEEP = "fitted to the clocks of traces/h200; agrees with sustained GEMMs on 32 to 132 units of an H200"
+_IDLE = "fitted to the power of sustained GEMMs on 32 to 132 units of an H200"
+_WAIT = "derived: the third of a multiplying unit's that an H200's takes"
 _COPY = "assumed: near the 34 GB/s of an H200's workgroup"
 _LATE = "assumed: an atomic in the last-level cache and a round trip between GPUs"
 
@@ -20,6 +22,7 @@ def _unit_w(units: int, cap_w: float, idle_w: float, full_share: float) -> float
 
 
 def _gpu(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
+    numbers.setdefault("wait_w", numbers["unit_w"] / 3)
     usual = {
         "units": _SHEET,
         "tflops": _SHEET + ", dense",
@@ -30,6 +33,7 @@ def _gpu(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
         "copy_gbps": _COPY,
         "atomic_ns": _LATE,
         "link_ns": _LATE,
+        "wait_w": _WAIT,
         "exponent": _SWEEP + "; taken to hold for every GPU",
         "narrow": _SHEET,
     }
@@ -47,7 +51,7 @@ def _amd(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
             "byte_pj": _SWEEP + "; taken to hold for every GPU",
             **sources,
         },
-        **{"topology": "mesh", "efficiency": 0.94, "exponent": _FULL["exponent"], "byte_pj": 30.0} | numbers,
+        **{"topology": "mesh", "efficiency": 0.94, "exponent": _FULL["exponent"], "byte_pj": 10.0} | numbers,
     )
 
 
@@ -63,27 +67,28 @@ def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
             "copy_gbps": measured,
             "reduce_gbps": measured,
             "atomic_ns": measured,
-            "idle_w": _SWEEP,
+            "idle_w": _IDLE,
             "unit_w": _SWEEP,
-            "byte_pj": measured,
+            "wait_w": _SWEEP,
+            "byte_pj": _SWEEP,
             "flatten": "the kernels for sm_90",
             **sources,
         },
         **{
             "topology": "switch",
             "efficiency": 0.99,
-            "tile_start_ns": 2600.0,
-            "copy_gbps": 42.0,
-            "reduce_gbps": 39.0,
-            "atomic_ns": 640.0,
-            "byte_pj": 30.0,
+            "tile_start_ns": 3050.0,
+            "copy_gbps": 43.4,
+            "reduce_gbps": 38.7,
+            "atomic_ns": 665.0,
+            "byte_pj": 10.0,
         }
         | numbers,
     )
 
 
 _HOPPER: dict[str, Any] = dict(
-    units=132, tflops=989, peak_mhz=1830, link_gbps=450, clock_mhz=1980, flatten=True, unit_w=8.4, **_FULL
+    units=132, tflops=989, peak_mhz=1830, link_gbps=450, clock_mhz=1980, flatten=True, unit_w=7.6, wait_w=2.5, **_FULL
 )
 # the whole of its idle share and of its full-load clock is that of an MI355X: the same die
 _MI355X_IDLE, _MI355X_FULL = 165 / 700 * 1400, 1610 / 2517 / 0.94

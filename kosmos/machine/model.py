@@ -9,12 +9,12 @@ from kosmos.errors import KosmosArgumentError
 from kosmos.machine.power import clock_share
 
 if TYPE_CHECKING:
-    from kosmos.machine.fit import Fit
+    from kosmos.simulator.fit import Fit
     from kosmos.trace import Trace
 
 TOPOLOGIES = ("mesh", "switch", "memory")
 
-MAY_BE_ZERO = {"memory_ns", "link_ns", "atomic_ns", "tile_start_ns", "cap_w", "idle_w", "unit_w", "byte_pj"}
+MAY_BE_ZERO = {"memory_ns", "link_ns", "atomic_ns", "tile_start_ns", "cap_w", "idle_w", "unit_w", "wait_w", "byte_pj"}
 
 
 def _fact(unit: str, says: str, **default: Any) -> Any:
@@ -53,6 +53,7 @@ class Machine:
     cap_w: float = _fact("W", "power cap of a device; 0: power is not modelled", default=0)
     idle_w: float = _fact("W", "power of an idle device", default=0)
     unit_w: float = _fact("W", "power of one unit that multiplies without a pause, at the highest clock", default=0)
+    wait_w: float = _fact("W", "power of one unit whose workgroup waits or copies, at the highest clock", default=0)
     exponent: float = _fact("", "power of a unit grows with this power of its clock", default=2.6)
     byte_pj: float = _fact("pJ/byte", "energy of moving a byte between memory and units", default=0)
     clock_step_mhz: float = _fact("MHz", "the clock moves in steps of this", default=15)
@@ -181,15 +182,18 @@ class Machine:
             cost[role] = float(sum(each)) + 2 * self.atomic_ns * len(each)
         return cost
 
-    def clock_share(self, busy: float, stream_gbps: float = 0.0, own_gbps: float = 0.0) -> float:
+    def clock_share(
+        self, busy: float, stream_gbps: float = 0.0, own_gbps: float = 0.0, waiting: float = 0.0
+    ) -> float:
         """The share of the highest clock that the cap allows a device with `busy` multiplying units.
 
         stream_gbps: memory traffic besides. own_gbps: that of these units, at the highest clock.
+        waiting: units whose workgroups wait or copy.
         """
         if not self.cap_w:
             return 1.0
         budget = self.cap_w - self.idle_w - stream_gbps * self.byte_pj * 1e-3
-        return clock_share(budget, busy * self.unit_w, self.exponent, own_gbps * self.byte_pj * 1e-3)
+        return clock_share(budget, busy * self.unit_w + waiting * self.wait_w, self.exponent, own_gbps * self.byte_pj * 1e-3)
 
     # what is known about it
 
@@ -208,7 +212,7 @@ class Machine:
         ]
 
     def fit(self, traces: "Iterable[Trace]") -> "Fit":
-        """This machine with its free parameters fitted to recorded traces; see kosmos.machine.fit."""
-        from kosmos.machine.fit import fit
+        """This machine with its free parameters fitted to recorded traces; see kosmos.simulator.fit."""
+        from kosmos.simulator.fit import fit
 
         return fit(self, traces)

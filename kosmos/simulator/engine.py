@@ -48,6 +48,7 @@ RUN = np.dtype(
         ("cap_w", np.float64),  # 0: power is not modelled
         ("idle_w", np.float64),
         ("unit_w", np.float64),  # of a workgroup that builds
+        ("wait_w", np.float64),  # of one that does not
         ("exponent", np.float64),
         ("byte_pj", np.float64),
         ("builder_bytes", np.float64),  # that a builder moves in a ns at the highest clock
@@ -109,6 +110,7 @@ DEVICE = np.dtype(
     [
         ("share", np.float64),  # clock, of the highest
         ("building", np.int64),  # workgroups that multiply
+        ("present", np.int64),  # that have not left
         ("streaming", np.float64),  # bytes/ns of copies in its memory
         ("ticks", np.float64),  # share * ns since the beginning
         ("since", np.float64),
@@ -252,11 +254,18 @@ def _fold(rows):
 
 
 @compiled
+def _compute_w(s, d):
+    """What the units of a device would take at the highest clock."""
+    device = s.device[d]
+    return device.building * s.run[0].unit_w + (device.present - device.building) * s.run[0].wait_w
+
+
+@compiled
 def _watts(s, d):
     run = s.run[0]
     device = s.device[d]
     moved = device.streaming + device.building * run.builder_bytes * device.share
-    return run.idle_w + device.building * run.unit_w * device.share**run.exponent + moved * run.byte_pj * 1e-3
+    return run.idle_w + _compute_w(s, d) * device.share**run.exponent + moved * run.byte_pj * 1e-3
 
 
 @compiled
@@ -431,7 +440,7 @@ def _set_clock(s, d, t):
         return
     share = device.share
     budget = run.cap_w - run.idle_w - device.streaming * run.byte_pj * 1e-3
-    compute = device.building * run.unit_w
+    compute = _compute_w(s, d)
     stream = device.building * run.builder_bytes * run.byte_pj * 1e-3
     if compute * share**run.exponent + stream * share <= budget:
         # it fits, and stays if one step more does not
@@ -469,6 +478,15 @@ def _builds(s, w, yes, t):
 
 
 @compiled
+def _leave(s, w, t):
+    _builds(s, w, 0, t)
+    d = w // (s.run[0].workgroups * s.run[0].sharing)
+    _tick(s, d, t)
+    s.device[d].present -= 1
+    _set_clock(s, d, t)
+
+
+@compiled
 def _claim(s, w, t):
     """A workgroup with nothing in hand turns to the queues."""
     workgroup = s.workgroup[w]
@@ -496,7 +514,7 @@ def _ticket(s, w, t):
             workgroup.home = 1
         _at(s, t + s.run[0].atomic_ns, TICKET, w)
     else:
-        _builds(s, w, 0, t)
+        _leave(s, w, t)
 
 
 @compiled
@@ -696,7 +714,7 @@ def answer(s, q):
     w = s.run[0].asker
     t = s.run[0].now
     if q < 0:
-        _builds(s, w, 0, t)
+        _leave(s, w, t)
     else:
         rank = w // s.run[0].workgroups
         s.ticket[q, rank] += 1

@@ -198,6 +198,7 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
 
     device = np.zeros(work.devices, engine.DEVICE)
     device["share"] = 1.0
+    device["present"] = workgroups * machine.sharing
     device["flows"] = np.arange(work.devices) * machine.sharing * per_rank
     device["flows_end"] = device["flows"] + machine.sharing * per_rank
 
@@ -230,6 +231,7 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
         "cap_w": machine.cap_w,
         "idle_w": machine.idle_w,
         "unit_w": machine.unit_w * work.product_share,
+        "wait_w": machine.wait_w,
         "exponent": machine.exponent,
         "byte_pj": machine.byte_pj,
         "builder_bytes": work.builder_bytes.mean(),
