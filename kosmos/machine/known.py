@@ -215,4 +215,6 @@ def machine_named(name: "str | Machine") -> Machine:
             return machines[name]
         except KeyError:
             pass
-    raise KosmosArgumentError(f"machine={name!r} is unknown; known are {', '.join(machines)}, and NAME/RANKS for a part")
+    raise KosmosArgumentError(
+        f"machine={name!r} is unknown; known are {', '.join(machines)}, and NAME/RANKS for a part"
+    )

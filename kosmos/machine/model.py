@@ -43,7 +43,9 @@ class Machine:
     tile_start_ns: float | None = _fact(
         "ns", "what a tile takes besides its loop, at the highest clock; None: memory_ns", default=None
     )
-    reduce_gbps: float | None = _fact("GB/s", "as copy_gbps, for a workgroup that adds up; None: the same", default=None)
+    reduce_gbps: float | None = _fact(
+        "GB/s", "as copy_gbps, for a workgroup that adds up; None: the same", default=None
+    )
     narrow: float = _fact("", "how many times faster 8-bit products are than 16-bit ones", default=2.0)
     topology: str = _fact("", "mesh: a link a pair; switch: a port a rank; memory: all ranks share one", default="mesh")
     sharing: int = _fact("", "ranks that share one device with its memory, clock and power", default=1)
@@ -182,9 +184,7 @@ class Machine:
             cost[role] = float(sum(each)) + 2 * self.atomic_ns * len(each)
         return cost
 
-    def clock_share(
-        self, busy: float, stream_gbps: float = 0.0, own_gbps: float = 0.0, waiting: float = 0.0
-    ) -> float:
+    def clock_share(self, busy: float, stream_gbps: float = 0.0, own_gbps: float = 0.0, waiting: float = 0.0) -> float:
         """The share of the highest clock that the cap allows a device with `busy` multiplying units.
 
         stream_gbps: memory traffic besides. own_gbps: that of these units, at the highest clock.
@@ -193,12 +193,14 @@ class Machine:
         if not self.cap_w:
             return 1.0
         budget = self.cap_w - self.idle_w - stream_gbps * self.byte_pj * 1e-3
-        return clock_share(budget, busy * self.unit_w + waiting * self.wait_w, self.exponent, own_gbps * self.byte_pj * 1e-3)
+        return clock_share(
+            budget, busy * self.unit_w + waiting * self.wait_w, self.exponent, own_gbps * self.byte_pj * 1e-3
+        )
 
     # what is known about it
 
     def facts(self) -> list[dict[str, Any]]:
-        """A row for every field: field, value, unit, says, source. A source of "derived: ..." is no one's data sheet."""
+        """A row for every field: field, value, unit, says, source. "derived: ..." stands on no one's data sheet."""
         return [
             {
                 "field": one.name,

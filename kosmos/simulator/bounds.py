@@ -31,8 +31,8 @@ def bounds_of(work: Work) -> dict[str, float]:
 
 
 def _work_ns(work: Work) -> float:
-    """With b workgroups of a device building on average, its builders do g(b) = b * clock share(b), which is concave:
-    the time T in which the builders' work B and the copies' workgroup time C fit is the least with T * g(N - C / T) >= B.
+    """With b of its N workgroups building on average, a device's builders do g(b) = b * clock share(b), which is
+    concave: builders' work B and copies' workgroup time C fit into a time T only if T * g(N - C / T) >= B.
     """
     machine = work.machine
     units = work.workgroups * machine.sharing

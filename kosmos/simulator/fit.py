@@ -15,7 +15,8 @@ import numpy as np
 from kosmos.errors import KosmosArgumentError, KosmosTraceError
 from kosmos.machine import Machine
 from kosmos.schedule import QUEUES, Tile
-from kosmos.simulator.setup import Work, work_of
+from kosmos.simulator.setup import STEP, Work, work_of
+from kosmos.simulator.simulate import ORDERS
 from kosmos.trace import ROLES, Trace
 from kosmos.trace.schema import numbers
 
@@ -54,7 +55,9 @@ class Fit:
         for quantity in PRECISION:
             off = [one["model"] / one["measured"] - 1 for one in self.residuals if one["quantity"] == quantity]
             if off:
-                lines.append(f"  {quantity:13} {len(off):4} means, off by {100 * np.sqrt(np.mean(np.square(off))):.1f} % rms")
+                lines.append(
+                    f"  {quantity:13} {len(off):4} means, off by {100 * np.sqrt(np.mean(np.square(off))):.1f} % rms"
+                )
         return "\n".join(lines)
 
     @property
@@ -159,15 +162,19 @@ def _predicted(machine: Machine, mean: _Mean) -> float:
 
 
 def _tile_ns(machine: Machine, run: _Run) -> float:
-    whole = replace(run.work, machine=machine.split(run.ranks) if run.sharing > 1 else machine)
     tile = run.tile
-    steps = -(-run.k // 64) * 64
+    part = machine.split(run.ranks) if run.sharing > 1 else machine
     operands = (tile.rows + tile.cols) * run.k * run.itemsize + tile.rows * tile.cols * run.itemsize
-    return whole.machine.tile_ns(2.0 * tile.rows * tile.cols * steps, operands, run.itemsize)
+    return part.tile_ns(_flops(run), operands, run.itemsize)
 
 
 def _product_ns(machine: Machine, run: _Run) -> float:
-    return 2.0 * run.tile.rows * run.tile.cols * run.k / machine.flops_per_ns
+    part = machine.split(run.ranks) if run.sharing > 1 else machine
+    return _flops(run) / part.flops_per_ns
+
+
+def _flops(run: _Run) -> float:
+    return 2.0 * run.tile.rows * run.tile.cols * (-(-run.k // STEP) * STEP)
 
 
 def _run_of(machine: Machine, at: int, trace: Trace) -> _Run:
@@ -184,11 +191,13 @@ def _run_of(machine: Machine, at: int, trace: Trace) -> _Run:
     order = meta.get("order")
     known = order in ("band", "row", "local_first", "rank") or str(order).startswith("random:")
     queues = QUEUES[meta["op"]](
-        **{name: int(shape[name]) for name in "mnk"},
+        m=int(shape["m"]),
+        n=int(shape["n"]),
+        k=int(shape["k"]),
         ranks=ranks,
         tile=Tile(*tile),
         itemsize=itemsize,
-        **({"order": order} if known else {}),
+        order=str(order) if known else ORDERS[meta["op"]],
     )
     work = work_of(queues, part, trace.workgroups, int(shape["k"]), itemsize, Tile(*tile))
     return _Run(int(shape["k"]), itemsize, Tile(*tile), ranks, part.sharing, work)
@@ -221,7 +230,13 @@ def _means(machine: Machine, at: int, trace: Trace) -> list[_Mean]:
         for name, quantity, parts in (("mover", "copy", 2), ("reducer", "sum", run.ranks + 1 if run.ranks > 1 else 2)):
             chosen = codes[name] & (size == size[codes[name]].max(initial=0))
             if chosen.any():
-                mean(quantity, "ns", (end - start)[chosen], size=float(size[chosen][0] * parts), mhz=float(mhz[chosen].mean()))
+                mean(
+                    quantity,
+                    "ns",
+                    (end - start)[chosen],
+                    size=float(size[chosen][0] * parts),
+                    mhz=float(mhz[chosen].mean()),
+                )
 
     # when each counter was complete, for the waits on what items signal
     complete: dict[tuple[int, int], int] = {}
@@ -241,11 +256,11 @@ def _means(machine: Machine, at: int, trace: Trace) -> list[_Mean]:
         last = np.zeros(trace.ranks * trace.workgroups, np.int64)
         np.maximum.at(last, rank * trace.workgroups + workgroup, end)
         copies = codes["mover"] | codes["reducer"]
-        parts = np.where(codes["mover"], 2, run.ranks + 1)
+        carries = np.where(codes["mover"], 2, run.ranks + 1)
         for begin, until in zip(edges[1:-2], edges[2:-1]):
             overlap = np.clip(np.minimum(end, until) - np.maximum(start, begin), 0, None)
             building = overlap[codes["builder"]].sum() / (until - begin)
-            streaming = (overlap / np.maximum(end - start, 1) * size * parts)[copies].sum() / (until - begin)
+            streaming = (overlap / np.maximum(end - start, 1) * size * carries)[copies].sum() / (until - begin)
             present = np.clip(np.minimum(last, until) - begin, 0, None).sum() / (until - begin)
             if overlap.sum():
                 seen = float((overlap * mhz).sum() / overlap.sum())

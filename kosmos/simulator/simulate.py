@@ -125,23 +125,18 @@ def simulate_queues(
         from kosmos.simulator.result import trace_of
         from kosmos.simulator.watch import run_asked
 
-        function = not isinstance(policy, Policy)
-        crew = 0
-        if isinstance(policy, Policy):
-            crew = policy.crew or 0
-            if crew > workgroups or policy.crew is None:
-                check(queues, policy, workgroups)
         work = setup.work_of(queues, machine, workgroups, k, itemsize, tile)
-        kind = engine.ASKED if function else setup.POLICIES[policy.kind]
-        state = setup.state_of(work, kind, crew, flatten)
         if isinstance(policy, Policy):
             text = str(policy)
+            if policy.crew is None or policy.crew > workgroups:
+                check(queues, policy, workgroups)
+            state = setup.state_of(work, setup.POLICIES[policy.kind], policy.crew or 0, flatten)
             engine.begin(state)
             engine.go_on(state)
         else:
             text = getattr(policy, "__name__", repr(policy))
-            what = f"policy {text}"
-            with Watched(what) as watched:
+            state = setup.state_of(work, engine.ASKED, 0, flatten)
+            with Watched(f"policy {text}") as watched:
                 run_asked(state, policy, (queues.producer, queues.consumer), watched)
     if int(state.run["spans"][0]) < len(state.item):
         if isinstance(policy, Policy):
@@ -284,7 +279,8 @@ def _compiling() -> Iterator[None]:
         yield
         return
     tell = threading.Timer(
-        2.5, lambda: print("kosmos: compiling the simulator, this once (half a minute) ...", file=sys.stderr, flush=True)
+        2.5,
+        lambda: print("kosmos: compiling the simulator, this once (half a minute) ...", file=sys.stderr, flush=True),
     )
     tell.daemon = True
     tell.start()

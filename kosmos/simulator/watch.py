@@ -4,6 +4,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -14,36 +15,26 @@ CALL_SECONDS = 5.0
 """How long one call of a user's function may take."""
 
 
+@dataclass(frozen=True, slots=True)
 class View:
     """What a policy function is told: who asks, and how the queues of its rank stand. It cannot change anything.
 
-    rank, workgroup: who needs work. role: of its last item, None at first. now_ns: the time. length: role -> items of
-    that queue. head: role -> the item that would be claimed next, equal to the length if none is left. ready: role ->
+    rank, workgroup: who needs work. role: of its last item, None at first. now_ns: the time. head: role -> the item
+    that would be claimed next, equal to the length if none is left. length: role -> items of that queue. ready: role ->
     whether that item would not have to wait; False if there is none.
     """
 
-    __slots__ = ("head", "length", "now_ns", "rank", "ready", "role", "workgroup")
-
-    def __init__(self, rank, workgroup, role, now_ns, head, length, ready) -> None:
-        for name, value in zip(
-            ("rank", "workgroup", "role", "now_ns", "head", "length", "ready"),
-            (rank, workgroup, role, now_ns, head, length, ready),
-        ):
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"a policy only looks: {name} cannot be set")
+    rank: int
+    workgroup: int
+    role: str | None
+    now_ns: float
+    head: Mapping[str, int]
+    length: Mapping[str, int]
+    ready: Mapping[str, bool]
 
     def left(self, role: str) -> int:
         """How many items of a queue are not claimed yet."""
         return self.length[role] - self.head[role]
-
-    def __repr__(self) -> str:
-        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("rank", "workgroup", "role", "now_ns"))
-        queues = ", ".join(
-            f"{role} {self.head[role]}/{self.length[role]}{' ready' if self.ready[role] else ''}" for role in self.head
-        )
-        return f"View({told}; {queues})"
 
 
 class _TooLong(BaseException):
@@ -83,13 +74,13 @@ class Watched:
         while not self._over.wait(CALL_SECONDS / 50):
             with self._lock:
                 if self._since is not None and time.monotonic() - self._since > CALL_SECONDS:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                        ctypes.c_ulong(self._thread), ctypes.py_object(_TooLong)
-                    )
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_TooLong))
                     return
 
 
-def run_asked(state: engine.State, policy: Callable[[View], str | None], roles: tuple[str, str], watched: Watched) -> None:
+def run_asked(
+    state: engine.State, policy: Callable[[View], str | None], roles: tuple[str, str], watched: Watched
+) -> None:
     """Run to the end, asking `policy` whenever a workgroup needs work. roles: of the producers and the consumers.
 
     Raises KosmosArgumentError for an answer that is not allowed.
@@ -97,7 +88,7 @@ def run_asked(state: engine.State, policy: Callable[[View], str | None], roles: 
     run = state.run[0]
     workgroups = int(run["workgroups"])
     length: Mapping[str, int] = MappingProxyType({role: int(state.length[q]) for q, role in enumerate(roles)})
-    did = {}
+    did: dict[int, str] = {}
     engine.begin(state)
     while engine.go_on(state) == engine.ASKING:
         who = int(state.run[0]["asker"])
