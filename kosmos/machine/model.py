@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kosmos.errors import KosmosArgumentError
 from kosmos.machine.power import clock_share
 
 if TYPE_CHECKING:
-    from kosmos.simulator.fit import Fit
+    from kosmos.machine.fit import Fit
     from kosmos.trace import Trace
 
 TOPOLOGIES = ("mesh", "switch", "memory")
@@ -174,14 +176,20 @@ class Machine:
         """
         cost = {}
         for role, table in items.items():
-            rows, cols = (table[name][:1].astype(float).ravel() for name in ("rows", "cols"))
-            if role == "builder":
-                each = [self.tile_ns(2 * r * c * k, (r + c) * k * itemsize, itemsize) for r, c in zip(rows, cols)]
-            elif role == "reducer":
-                each = [self.reduce_ns(area * itemsize, ranks) for area in rows * cols]
-            else:
-                each = [self.copy_ns(area * itemsize) for area in rows * cols]
-            cost[role] = float(sum(each)) + 2 * self.atomic_ns * len(each)
+            first = table[:1]
+            sizes, counts = np.unique(
+                np.stack([first["rows"], first["cols"]], -1).reshape(-1, 2), axis=0, return_counts=True
+            )
+            total = 0.0
+            for (rows, cols), count in zip(sizes.astype(float).tolist(), counts.tolist()):
+                if role == "builder":
+                    each = self.tile_ns(2 * rows * cols * k, (rows + cols) * k * itemsize, itemsize)
+                elif role == "reducer":
+                    each = self.reduce_ns(rows * cols * itemsize, ranks)
+                else:
+                    each = self.copy_ns(rows * cols * itemsize)
+                total += count * (each + 2 * self.atomic_ns)
+            cost[role] = total
         return cost
 
     def clock_share(self, busy: float, stream_gbps: float = 0.0, own_gbps: float = 0.0, waiting: float = 0.0) -> float:
@@ -215,6 +223,7 @@ class Machine:
 
     def fit(self, traces: "Iterable[Trace]") -> "Fit":
         """This machine with its free parameters fitted to recorded traces; see kosmos.simulator.fit."""
+        # The one import upwards, for people, who look for it at the machine
         from kosmos.simulator.fit import fit
 
         return fit(self, traces)

@@ -8,12 +8,12 @@ makespan is fitted, so that how well makespans come out says something.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from kosmos.errors import KosmosArgumentError, KosmosTraceError
 from kosmos.machine import Machine
+from kosmos.machine.fit import Fit
 from kosmos.schedule import QUEUES, Tile
 from kosmos.simulator.setup import STEP, Work, work_of
 from kosmos.simulator.simulate import ORDERS
@@ -37,32 +37,6 @@ WINDOWS = 12
 """Stretches of a trace in which clocks are compared."""
 PRECISION = {"tile": 0.005, "copy": 0.02, "sum": 0.02, "claim": 0.05, "wake": 0.05, "clock": 0.01}
 """How well the model can be expected to meet a mean of that kind, relatively: the weights of the fit."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A fitted machine. parameters: name -> (value, standard deviation). residuals: a dict for every mean that was
-    fitted: trace (its place among those given), quantity, unit, measured, model.
-    """
-
-    machine: Machine
-    parameters: dict[str, tuple[float, float]]
-    residuals: list[dict[str, Any]]
-
-    def __repr__(self) -> str:
-        lines = [f"{self.machine.name}, fitted to {len(self.residuals)} means of {self.traces} traces"]
-        lines += [f"  {name:13} {value:10.4g} ± {spread:.2g}" for name, (value, spread) in self.parameters.items()]
-        for quantity in PRECISION:
-            off = [one["model"] / one["measured"] - 1 for one in self.residuals if one["quantity"] == quantity]
-            if off:
-                lines.append(
-                    f"  {quantity:13} {len(off):4} means, off by {100 * np.sqrt(np.mean(np.square(off))):.1f} % rms"
-                )
-        return "\n".join(lines)
-
-    @property
-    def traces(self) -> int:
-        return len({one["trace"] for one in self.residuals})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -268,6 +269,9 @@ def _tile(tile: Any) -> Tile:
     return Tile(rows, cols)
 
 
+COMPILES = 2.0
+"""Seconds of computing after which a first run is taken to compile: with compiled code at hand it takes one."""
+
 _warm = False
 
 
@@ -278,14 +282,18 @@ def _compiling() -> Iterator[None]:
     if _warm:
         yield
         return
-    tell = threading.Timer(
-        2.5,
-        lambda: print("kosmos: compiling the simulator, this once (half a minute) ...", file=sys.stderr, flush=True),
-    )
-    tell.daemon = True
-    tell.start()
+    ready, begin = threading.Event(), time.process_time()
+
+    def tell() -> None:
+        # time of the processor: a machine that is busy with other things is slow too, but does not compile
+        while not ready.wait(0.25):
+            if time.process_time() - begin > COMPILES:
+                print("kosmos: compiling the simulator, this once (half a minute) ...", file=sys.stderr, flush=True)
+                return
+
+    threading.Thread(target=tell, daemon=True).start()
     try:
         yield
         _warm = True
     finally:
-        tell.cancel()
+        ready.set()
