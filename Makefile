@@ -15,7 +15,7 @@ ifneq ($(findstring rocm,$(TORCH_INDEX)),)
 EXTRAS := lab# ROCm's build of torch brings its own Triton
 endif
 
-.PHONY: help lab test test-triton test-gpu constraints clean
+.PHONY: help lab test test-triton test-gpu viewer constraints clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test          the same set-up, then linters, types and tests; PYTEST_ARGS='-k trace' chooses"
 	@echo "make test-triton TRITON=3.6.0   after make test: the tests of the kernels with another Triton"
 	@echo "make test-gpu      the tests that need a GPU; with PYTHON=python they run in that one, as it is"
+	@echo "make viewer        test the page of the trace viewer and build it anew; needs Node 20 or newer and its npm"
 	@echo "make constraints   constraints.txt anew: the newest of everything but torch and triton"
 	@echo "make clean         remove $(VENV) and .matrix"
 	@echo
@@ -80,6 +81,9 @@ $(VENV)/.test: $(VENV)/.lab
 	$(VENV_PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	  > "$$(.matrix/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
 	@touch $@
+
+viewer:
+	cd kosmos/viewer/src && npm ci --ignore-scripts --no-audit --no-fund && npm test && npm run build
 
 constraints:
 	$(PYTHON) -m venv --clear .matrix/constraints

@@ -19,11 +19,17 @@ _HOME = {
     "Trace": "trace",
     "Policy": "schedule",
     "machines": "machine",
+    "Machine": "machine",
+    "simulate": "simulator",
+    "sweep": "simulator",
+    "bounds": "simulator",
     "World": "world",
     "record": "world",
     "all_gather_matmul": "ops",
     "matmul_reduce_scatter": "ops",
     "bench": "benchmark",
+    "panel": "panels",
+    "compare": "viewer",
 }
 
 _MODULES = ("power", "rocprof")

@@ -31,6 +31,7 @@ LAYERS = [
     "viewer",
     "course",
     "doctor",
+    "panels",
     "benchmark",
     "cli",
     "__main__",
@@ -46,7 +47,7 @@ def may_import(layer: str) -> set[str]:
     if layer == "":  # kosmos/__init__.py
         return set()
     if layer in READ_TRACES_ONLY:
-        return {layer, "trace", "errors"}
+        return {layer, "trace", "files", "errors"}
     return {layer, *LAYERS[: LAYERS.index(layer)]} - (READ_TRACES_ONLY if layer in PURE else set())
 
 

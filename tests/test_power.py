@@ -247,6 +247,7 @@ def sample_for(seconds, answer=steady, hz=50, updates=None):
     return samples.samples
 
 
+@pytest.mark.speed
 def test_readings_come_at_the_rate_that_was_asked_for():
     samples = sample_for(0.5, hz=40)
     assert 15 <= len(samples.readings) <= 23
@@ -272,6 +273,7 @@ def test_the_thread_ends_when_the_block_raises():
     assert not [thread for thread in threading.enumerate() if thread.name == "kosmos.power"]
 
 
+@pytest.mark.speed
 def test_what_was_read_before_an_exception_is_kept():
     with pytest.raises(ZeroDivisionError), power.sample(100, sensor=Sensor(steady), updates={}) as samples:
         time.sleep(0.1)
@@ -279,6 +281,7 @@ def test_what_was_read_before_an_exception_is_kept():
     assert len(samples.readings) > 3
 
 
+@pytest.mark.speed
 def test_a_sensor_that_dies_leaves_a_gap():
     answer = lambda count: steady(count) if count < 20 else NVMLError("GPU is lost")  # noqa: E731
     samples = sample_for(1.0, answer)
@@ -294,6 +297,7 @@ def test_a_sensor_that_dies_leaves_a_gap():
     assert np.nanmin(samples.series["power"].value) > 0
 
 
+@pytest.mark.speed
 def test_a_sensor_that_comes_back_ends_the_gap():
     answer = lambda count: NVMLError("busy") if 10 <= count < 30 else steady(count)  # noqa: E731
     samples = sample_for(1.0, answer)
@@ -308,6 +312,7 @@ def test_a_sensor_that_never_answers_leaves_nothing():
     assert len(samples.table) == 0 and "LOST" in samples.report()
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
 def test_values_that_are_no_numbers_are_missing(odd):
     samples = sample_for(0.3, lambda count: {**steady(count), "power": odd if 5 <= count < 10 else 400.0})
@@ -394,6 +399,7 @@ def test_samples_come_back_from_a_file():
     assert (again.timebase, again.limits, again.lost) == (samples.timebase, samples.limits, samples.lost)
 
 
+@pytest.mark.speed
 def test_probing_tells_how_often_a_value_changes():
     start = time.monotonic()
 
@@ -437,6 +443,7 @@ def test_where_there_is_no_sensor_the_block_runs_as_ever():
     assert "no sensor here: nothing is plugged in" in samples.report()
 
 
+@pytest.mark.speed
 def test_a_recording_is_played_back_and_then_over():
     samples = samples_of({"power": 500.0, "sm_clock": 1500.0}, seconds=0.3)
     sensor = power.Recorded(samples)

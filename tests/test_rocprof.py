@@ -17,7 +17,6 @@ from kosmos.trace import Trace
 
 TESTS = Path(__file__).parent
 
-needs_rocpd = pytest.mark.skipif(not hasattr(Trace, "from_rocpd"), reason="needs Trace.from_rocpd")
 
 # Runs what it is given, and leaves the dispatches and markers that the command writes into the file MARKS.
 STAND_IN = """\
@@ -100,7 +99,6 @@ def test_a_command_is_a_list_of_words(wrong):
         rocprof.run(wrong)
 
 
-@needs_rocpd
 @pytest.mark.parametrize("version", [3, 4])
 def test_dispatches_and_markers_come_back(profiler, version, tmp_path):
     profiler(version=version)
@@ -116,7 +114,6 @@ def test_dispatches_and_markers_come_back(profiler, version, tmp_path):
     assert len(trace.spans) == 0
 
 
-@needs_rocpd
 def test_the_profile_comes_beside_the_trace_that_the_command_saved(profiler, tmp_path):
     profiler()
     file = tmp_path / "run.parquet"
@@ -132,7 +129,6 @@ def test_the_profile_comes_beside_the_trace_that_the_command_saved(profiler, tmp
     assert len(Trace.from_rocpd(kept).ranges) == 4
 
 
-@needs_rocpd
 def test_several_processes_share_one_axis(profiler):
     profiler(processes=2)
     trace = rocprof.run(command("pass"))
@@ -140,7 +136,6 @@ def test_several_processes_share_one_axis(profiler):
     assert sorted(starts) == [0, 1000]
 
 
-@needs_rocpd
 def test_a_profile_without_our_kernel_cannot_be_put_beside_a_trace(profiler, tmp_path):
     profiler(fill="file.dispatch('other', 0, base, base + 9)")
     file = tmp_path / "run.parquet"
@@ -155,7 +150,6 @@ def test_what_goes_wrong_in_the_command_is_told(profiler):
         rocprof.run(command("import sys; sys.exit(3)"))
 
 
-@needs_rocpd
 def test_no_file_is_told(profiler):
     profiler(processes=0)
     with pytest.raises(KosmosEnvironmentError, match="has written no rocpd file"):

@@ -267,19 +267,7 @@ def trace_of(plan: Plan, buffer: torch.Tensor) -> Trace:
         "versions": {"kosmos": __version__, "torch": torch.__version__, "triton": triton.__version__},
         **found,
     }
-    return Trace(spans, queue=queue_table(plan), meta=meta)
-
-
-def queue_table(plan: Plan) -> pa.Table:
-    """The items of all queues as a trace keeps them."""
-    parts = []
-    for role, table in plan.queues.items.items():
-        ranks, length = table.shape
-        columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]).reshape(-1) for name in FIELDS}
-        columns["item"] = columns.pop("index")
-        columns["role"] = pa.array([role] * (ranks * length), pa.string())
-        parts.append(pa.table(columns))
-    return pa.concat_tables(parts)
+    return Trace(spans, queue=plan.queues.table(), meta=meta)
 
 
 def tick_ns(world: World) -> int:

@@ -5,6 +5,7 @@
 An active unit draws something for being on, and something that goes with its clock and the square of a voltage that
 falls with the clock: a power of the clock. The cap picks the highest clock at which the sum fits; throughput is then
 rate × active × clock. What comes out is a model's; the parameters describe a measured curve and are no data of a chip.
+The simulator finds its clocks by the same function, kosmos.machine.power.clock_share.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
-
-LOWEST_SHARE = 0.05
-"""Of the highest clock: no cap stops a machine."""
+from kosmos.machine.power import clock_share
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,9 @@ class PowerModel:
         """The clock that the cap leaves: the highest, up to max_mhz, at which the power fits."""
         active, gbps = np.broadcast_arrays(np.asarray(active, float), np.asarray(gbps, float))
         budget = self.cap_w - self.idle_w - active * self.on_w - self.byte_pj * gbps * 1e-3
-        share = (np.maximum(budget, 0.0) / (active * self.unit_w)) ** (1 / self.exponent)
-        return self.max_mhz * np.clip(share, LOWEST_SHARE, 1.0)
+        each = zip(budget.flat, active.flat)
+        share = [clock_share(left, count * self.unit_w, self.exponent, 0.0) for left, count in each]
+        return self.max_mhz * np.reshape(share, active.shape)
 
     def kept(self, share: Any, units: int) -> np.ndarray:
         """Throughput kept with this share of `units` active, evenly busy: (share × clock) against all of them."""

@@ -68,12 +68,13 @@ class Policy:
 
     @staticmethod
     def default(queues: Queues, workgroups: int, cost_ns: dict[str, float]) -> "Policy":
-        """One-way. Movers, whom builders wait for, start as their share of the work, rounded up; reducers, whom builders
-        join in the end, as three quarters of it; both are a sixteenth at least. cost_ns: as in `settle`.
+        """One-way. Movers, whom builders wait for, start as their share of the work, rounded up; reducers, whom
+        builders join in the end, as three quarters of it; both are a sixteenth at least. cost_ns: as in `settle`.
         """
         share = cost_ns[queues.crew_role] / sum(cost_ns.values()) * workgroups
-        crew = math.ceil(share) if queues.crew_role == queues.producer else round(0.75 * share)
-        return Policy.one_way(max(1, min(max(workgroups // 16, crew), workgroups - 1)))
+        if queues.crew_role == queues.producer:
+            return Policy.one_way(max(1, workgroups // 16, min(math.ceil(share), workgroups - 1)))
+        return Policy.one_way(min(max(1, workgroups // 16, round(0.75 * share)), workgroups - 1))
 
     @property
     def switches(self) -> bool:

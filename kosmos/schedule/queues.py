@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from kosmos.errors import KosmosArgumentError
 
@@ -56,6 +57,16 @@ class Queues:
     consumer: str
     crew_role: str
     items: dict[str, np.ndarray]
+
+    def table(self) -> pa.Table:
+        """The items of all queues as a trace keeps them."""
+        parts = []
+        for role, table in self.items.items():
+            columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]).reshape(-1) for name in FIELDS}
+            columns["item"] = columns.pop("index")
+            columns["role"] = pa.array([role] * table.size, pa.string())
+            parts.append(pa.table(columns))
+        return pa.concat_tables(parts)
 
 
 def tile_table(rank: int, ranks: int, chunk_rows: int, cols: int, tile: Tile) -> np.recarray:
