@@ -10,7 +10,7 @@ export class Input {
     this.dragging = null;
     this.pointers = new Map();
     this.ends = [];
-    const { lanesNode, axisPlot, miniPlot, root, countersNode } = view;
+    const { lanesNode, axisPlot, miniPlot, root, countersNode, rangesNode } = view;
     this.on(lanesNode, "pointerdown", (event) => this.down(event));
     this.on(lanesNode, "pointermove", (event) => this.move(event));
     this.on(lanesNode, "pointerup", (event) => this.up(event));
@@ -24,7 +24,9 @@ export class Input {
       view.redraw();
     });
     this.on(countersNode, "pointerleave", () => view.hoverOff());
-    for (const node of [lanesNode, axisPlot, miniPlot, countersNode]) this.on(node, "wheel", (event) => this.wheel(event), { passive: false });
+    this.on(rangesNode, "pointermove", (event) => this.view.hoverRange(this.at(event).x, event.clientY - rangesNode.getBoundingClientRect().top));
+    this.on(rangesNode, "pointerleave", () => view.hoverOff());
+    for (const node of [lanesNode, axisPlot, miniPlot, countersNode, rangesNode]) this.on(node, "wheel", (event) => this.wheel(event), { passive: false });
     this.on(axisPlot, "pointerdown", (event) => this.axisDown(event));
     this.on(miniPlot, "pointerdown", (event) => this.miniDown(event));
     this.on(root, "keydown", (event) => this.key(event));

@@ -10,6 +10,7 @@ import { Picture } from "./paint.js";
 import {
   briefSpan, closable, el, helpPanel, hoverCard, icon, legend, nameOfSpan, problemsOf, problemsPanel, spanPanel, sumsPanel, swatch, tool,
 } from "./panels.js";
+import { drawRanges, heightOf, rangeAt, stack } from "./ranges.js";
 import { Desk } from "./source.js";
 import style from "./style.css";
 import { isDark, PALETTE, readTheme, watchTheme } from "./theme.js";
@@ -48,6 +49,7 @@ export class View {
     this.measuring = false;
     this.selecting = false;
     this.found = null; // {text, matches, total, at}
+    this.ranges = null; // {t0, t1, rows, whole}
     this.counters = null;
     this.charts = [];
     this.hidden = new Set(); // keys of charts
@@ -146,6 +148,8 @@ export class View {
       this.base2d, this.over2d, this.heads, this.groupsNode,
     );
     this.charts2d = el("canvas", { "aria-hidden": "true" });
+    this.ranges2d = el("canvas", { "aria-hidden": "true" });
+    this.rangesNode = el("div.ranges", { hidden: true }, this.ranges2d);
     this.countersNode = el("div.counters", { hidden: true }, this.charts2d);
     this.said = el("div.said", { role: "status", "aria-live": "polite" });
     this.legendNode = el("ul.legend", { "aria-label": "Shares of the time of all workgroups" }, ...legend(first?.summary.shares ?? {}));
@@ -163,6 +167,7 @@ export class View {
       header,
       el("div.strip.mini", {}, el("div.gutter", {}, el("div.tabs", { role: "tablist", "aria-label": "View" }, this.tabs.lanes, this.tabs.queue)), this.miniPlot),
       el("div.strip.axis", {}, el("div.gutter", {}, this.sorter, this.ranker), this.axisPlot),
+      this.rangesNode,
       this.lanesNode,
       this.countersNode,
       el("footer", {}, this.said, this.details, this.legendNode),
@@ -426,6 +431,7 @@ export class View {
     this.drawGroups();
     this.drawAxis();
     this.drawMini();
+    this.drawRanges();
     this.drawCounters();
     this.placePanels();
     this.wish();
@@ -464,6 +470,7 @@ export class View {
         });
       }
     }
+    this.askRanges();
     if (this.countersShown) {
       const key = [t0, t1, width].join();
       if (key !== this.wishedCounters) {
@@ -473,6 +480,53 @@ export class View {
         this.counting = setTimeout(() => this.askCounters({ ask: "counters", t0, t1, width }), this.counters ? 350 : 0);
       }
     }
+  }
+
+  /** Ranges are few: all are asked for once, and those of a window only where there were too many. */
+  async askRanges() {
+    if (!this.meta.traces.some((trace) => trace.ranges > 0)) return;
+    const [t0, t1] = this.target ?? [this.t0, this.t1];
+    if (this.ranges?.whole || (this.ranges && this.ranges.t0 === t0 && this.ranges.t1 === t1)) return;
+    const first = !this.ranges;
+    const request = first ? { ask: "ranges", t0: -this.length, t1: 2 * this.length } : { ask: "ranges", t0, t1 };
+    this.ranges ??= { rows: [] };
+    const answer = await this.ask("ranges", request);
+    if (!answer) return;
+    const { ranges, total } = answer[0];
+    const rows = stack(ranges, this.meta.traces.length > 1, this.meta.traces.map((trace) => trace.title));
+    this.ranges = { t0: request.t0, t1: request.t1, rows, whole: first && total <= ranges.length };
+    this.redraw();
+  }
+
+  drawRanges() {
+    const rows = this.ranges?.rows ?? [];
+    const height = heightOf(rows);
+    this.rangesNode.hidden = !height;
+    if (!height) return;
+    this.rangesNode.style.height = `${height}px`;
+    const [context] = this.prepare(this.ranges2d);
+    context.scale(this.ratio, this.ratio);
+    drawRanges(context, this.theme, rows, { xOf: (t) => this.xOf(t), left: GUTTER, width: this.width });
+    if (this.cursor && this.cursor.x >= GUTTER) {
+      context.globalAlpha = 0.55;
+      this.line(context, this.cursor.x, height, this.theme.ink);
+    }
+  }
+
+  hoverRange(x, y) {
+    this.cursor = { ...this.hit(x, -1), lane: null };
+    const range = x < GUTTER ? null : rangeAt(this.ranges?.rows ?? [], y, this.cursor.t, (2 * (this.t1 - this.t0)) / this.width);
+    this.card.hidden = !range;
+    if (range) {
+      this.card.replaceChildren(
+        el("h4", {}, range.name),
+        el("div", {}, range.track),
+        el("div", {}, `${duration(range.end - range.start)} from ${moment(range.start)} to ${moment(range.end)}`),
+      );
+      this.card.style.left = `${Math.min(x + 16, this.root.clientWidth - this.card.offsetWidth - 4)}px`;
+      this.card.style.top = `${this.rangesNode.offsetTop + y + 14}px`;
+    }
+    this.redraw();
   }
 
   async askCounters(request) {
@@ -1046,7 +1100,11 @@ export class View {
       base.beginPath();
       base.rect(Math.round(GUTTER * ratio), 0, Math.round(width * ratio), this.base2d.height);
       base.clip();
-      if (picture) {
+      this.itemsInView(queue);
+      if (queue.close) {
+        this.drawItems(base, queue);
+        sharp &&= picture.t0 === this.t0 && picture.t1 === this.t1;
+      } else if (picture) {
         const current = picture.t0 === this.t0 && picture.t1 === this.t1;
         const x = current ? Math.round(GUTTER * ratio) : this.xOf(picture.t0) * ratio;
         const x1 = current ? this.base2d.width : this.xOf(picture.t1) * ratio;
@@ -1065,9 +1123,9 @@ export class View {
       over.font = `10px ${theme.font}`;
       over.fillText(`${count(queue.items)} items`, 25, queue.y + 17);
       over.textAlign = "right";
-      over.fillText("0", GUTTER - 5, queue.y + 1);
+      over.fillText(count(queue.first), GUTTER - 5, queue.y + 1);
       over.textBaseline = "bottom";
-      over.fillText(count(queue.items - 1), GUTTER - 5, queue.y + queue.h);
+      over.fillText(count(queue.last), GUTTER - 5, queue.y + queue.h);
       over.strokeStyle = theme.line;
       over.lineWidth = 1;
       over.strokeRect(GUTTER - 0.5, queue.y + 0.5, width + 1, queue.h - 1);
@@ -1086,13 +1144,47 @@ export class View {
     if (span && span.trace === this.queueOf.trace && span.rank === this.queueOf.rank) {
       const queue = queues.find((one) => one.role === span.role);
       if (queue) {
-        const h = queue.h / queue.items;
-        outline(over, theme, this.xOf(span.claim), this.xOf(span.end), queue.y + span.item * h, Math.max(2, h));
+        const h = queue.h / (queue.last - queue.first + 1);
+        outline(over, theme, this.xOf(span.claim), this.xOf(span.end), queue.y + (span.item - queue.first) * h, Math.max(2, h));
       }
     }
     this.drawMarks(over, height);
     over.restore();
     this.base2d.dataset.sharp = String(sharp);
+  }
+
+  /** The items that a queue's panel shows: all, or from close by those of the window if they are known one by one. */
+  itemsInView(queue) {
+    [queue.first, queue.last, queue.close] = [0, queue.items - 1, false];
+    const exact = queue.picture?.exact;
+    if (!exact?.length || this.t1 - this.t0 > 0.5 * this.length) return;
+    let first = Infinity;
+    let last = -Infinity;
+    for (let i = 0; i < exact.length; i++) {
+      if (exact.low(i) >= this.t1 || exact.high(i) <= this.t0) continue;
+      first = Math.min(first, exact.item[i]);
+      last = Math.max(last, exact.item[i]);
+    }
+    if (first > last) return;
+    const margin = Math.max(1, Math.round((last - first) * 0.04));
+    [queue.first, queue.last, queue.close] = [Math.max(0, first - margin), Math.min(queue.items - 1, last + margin), true];
+  }
+
+  drawItems(context, queue) {
+    const { ratio } = this;
+    const exact = queue.picture.exact;
+    const tall = (queue.h * ratio) / (queue.last - queue.first + 1);
+    const bar = (from, to, item, colour) => {
+      const x = this.xOf(from) * ratio;
+      const y = queue.y * ratio + (item - queue.first) * tall;
+      context.fillStyle = colour;
+      if (to > from) context.fillRect(x, y, Math.max(0.5, this.xOf(to) * ratio - x), Math.max(1, tall > 4 ? tall - 1 : tall));
+    };
+    for (let i = 0; i < exact.length; i++) {
+      if (exact.low(i) >= this.t1 || exact.high(i) <= this.t0) continue;
+      bar(exact.claim[i], exact.start[i], exact.item[i], PALETTE_WAIT);
+      bar(exact.start[i], exact.end[i], exact.item[i], colours[queue.role]);
+    }
   }
 
   // ---- pointing and choosing
@@ -1102,7 +1194,7 @@ export class View {
     const t = this.tOf(x);
     if (this.tab === "queue") {
       const queue = this.queues.find((one) => y >= one.y && y < one.y + one.h);
-      return { x, y, t, lane: null, queue, item: queue ? Math.floor(((y - queue.y) / queue.h) * queue.items) : null };
+      return { x, y, t, lane: null, queue, item: queue ? queue.first + Math.floor(((y - queue.y) / queue.h) * (queue.last - queue.first + 1)) : null };
     }
     const found = this.layout.at(y);
     return { x, y, t, lane: found ? found.lane : null, block: found?.block };
@@ -1114,7 +1206,7 @@ export class View {
     if (this.tab === "queue") {
       const exact = point.queue?.picture?.exact;
       if (!exact) return null;
-      const several = Math.ceil(point.queue.items / point.queue.h);
+      const several = Math.ceil((point.queue.last - point.queue.first + 1) / point.queue.h);
       let best = null;
       for (let i = 0; i < exact.length; i++) {
         if (Math.abs(exact.item[i] - point.item) <= several && exact.low(i) - near <= point.t && point.t < exact.high(i) + near) {
