@@ -19,9 +19,11 @@ test("every lane has a row, in order, whatever the height and the screen", () =>
     layout.arrange(height, ratio);
     if (layout.content <= height + 1) assert.ok(layout.rowOf.every((row) => row >= 0), JSON.stringify(shape));
     let last = -1;
+    let block = null;
     layout.rows.forEach((row) => {
       assert.ok(row.y1 > row.y0 && row.y0 >= last, `${row.y0} ${row.y1} ${last}`);
-      last = row.y1;
+      if (row.block === block) assert.equal(row.y0, last); // no gap within a rank
+      [last, block] = [row.y1, row.block];
     });
     for (let lane = 1; lane < layout.lanes; lane++) {
       if (layout.rowOf[lane] >= 0 && layout.rowOf[lane - 1] >= 0) assert.ok(layout.rowOf[lane] >= layout.rowOf[lane - 1]);
