@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from kosmos.trace.trace import Trace
 
 
+_PIECE = 2**18  # rows of a large table that are looked at at once, so that copies of them stay small
+
+
 class Summary(dict[str, Any]):
     """`makespan_ns` (int) and the shares, 0 to 1, of the roles, `wait` and `idle`; prints as a small table."""
 
@@ -55,8 +58,13 @@ def summary(trace: "Trace") -> Summary:
     makespan = makespan_ns(trace)
     total = trace.ranks * trace.workgroups * makespan
     present = set(np.unique(role)) | set(np.unique(numbers(trace.queue, "role")[0]))
-    spent = {ROLES[code]: int((end - start)[role == code].sum()) for code in sorted(present)}
-    spent["wait"] = int((start - claim).sum())
+    spent = {ROLES[code]: 0 for code in sorted(present)} | {"wait": 0}
+    for begin in range(0, len(role), _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        work = end[piece] - start[piece]
+        for code in present:
+            spent[ROLES[code]] += int(work[role[piece] == code].sum())
+        spent["wait"] += int((start[piece] - claim[piece]).sum())
     spent["idle"] = total - sum(spent.values())
     if total <= 0:
         return Summary(makespan_ns=makespan, **dict.fromkeys(spent, 0.0) | {"idle": 1.0})
@@ -199,9 +207,9 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
     known = keys[row] == key
     done = np.bincount(row[known], minlength=len(keys)).astype(np.int32)
     spans = len(key)
-    del key
+    del key, keys, queue.key  # a large trace leaves little room
 
-    total = len(queue.key)
+    total = len(queue.rank)
     for count, says in (
         (listed > 1, "were listed more than once"),
         (done == 0, "were never done"),
@@ -220,7 +228,8 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
 
     signalled = np.sort(queue.signal_key[queue.signals])
     first, last = _bounds(signalled, queue.wait_key)
-    given = last - first
+    given = (last - first).astype(np.int32)
+    del signalled, first, last
     unbound = queue.waits & (given > 0) & (given < queue.wait_count)
     wrong = np.flatnonzero(unbound)
     if len(wrong):
@@ -231,7 +240,7 @@ def _against_queue(trace: "Trace") -> Iterator[str]:
         )
     bound = queue.waits & (given > 0) & ~unbound
     row, span = rows[row[known]], np.flatnonzero(known).astype(np.int32)
-    del signalled, first, last, given, rows, known, done, listed
+    del given, unbound, rows, known, done, listed
     yield from _early(trace, queue, row, span, bound)
 
 

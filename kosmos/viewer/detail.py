@@ -98,19 +98,7 @@ class Detail:
         traces = [self._meta_of(index) for index in range(len(self.runs))]
         difference = None
         if len(traces) > 1:
-            base = traces[0]["summary"]
-            difference = [
-                {
-                    "title": trace["title"],
-                    "makespan_ns": trace["summary"]["makespan_ns"],
-                    "ratio": trace["summary"]["makespan_ns"] / base["makespan_ns"] if base["makespan_ns"] else None,
-                    "shares": {
-                        kind: trace["summary"]["shares"].get(kind, 0.0) - base["shares"].get(kind, 0.0)
-                        for kind in {**base["shares"], **trace["summary"]["shares"]}
-                    },
-                }
-                for trace in traces
-            ]
+            difference = [_difference(trace["title"], trace["summary"], traces[0]["summary"]) for trace in traces]
         return {
             "version": VERSION,
             "traces": traces,
@@ -139,10 +127,7 @@ class Detail:
             "machine": meta.get("machine"),
             "clock": clock if isinstance(clock, dict) else {},
             "tick_ns": (clock.get("tick_ns") if isinstance(clock, dict) else clock) or 1,
-            "summary": {
-                "makespan_ns": summary.pop("makespan_ns"),
-                "shares": summary,
-            },
+            "summary": {"makespan_ns": summary.pop("makespan_ns"), "shares": summary},
             "problems": None,
             "bad": int(np.count_nonzero(run.bad)),
             "queues": [{"rank": rank, "role": role, "items": items} for rank, role, items in run.queues],
@@ -760,6 +745,17 @@ def _offsets(counts: Iterable[int]) -> list[int]:
 def _within(offsets: list[int], number: int) -> int:
     """Which trace a number that runs through all of them belongs to."""
     return int(np.searchsorted(offsets, number, "right")) - 1
+
+
+def _difference(title: str, summary: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """How a summary differs from that of the first trace: makespan as a ratio, shares as what was added."""
+    before, shares = base["shares"], summary["shares"]
+    return {
+        "title": title,
+        "makespan_ns": summary["makespan_ns"],
+        "ratio": summary["makespan_ns"] / base["makespan_ns"] if base["makespan_ns"] else None,
+        "shares": {kind: shares.get(kind, 0.0) - before.get(kind, 0.0) for kind in {**before, **shares}},
+    }
 
 
 def _title(trace: Trace) -> str:

@@ -176,14 +176,16 @@ class Lanes:
 
     @cached_property
     def _items(self) -> dict[tuple[int, int], int]:
-        largest = np.full((self.ranks, len(ROLES)), -1, np.int64)
-        for rank, role, item in (
-            numbers(table, "rank", "role", "item") for table in (self.trace.queue, self.trace.spans)
-        ):
-            known = (rank >= 0) & (rank < self.ranks)
-            if not known.all():
-                rank, role, item = rank[known], role[known], item[known]
-            np.maximum.at(largest, (rank, role), item)
+        largest = np.full((max(self.ranks, 1), len(ROLES)), -1, np.int64)
+        rank, role, item = numbers(self.trace.queue, "rank", "role", "item")
+        # in pieces: what numpy makes to add up by index is many times as large as the columns
+        for begin in range(0, len(item), 2**18):
+            piece = slice(begin, begin + 2**18)
+            known = (rank[piece] >= 0) & (rank[piece] < self.ranks)
+            np.maximum.at(largest, (rank[piece][known], role[piece][known]), item[piece][known])
+        for lane in range(self.lanes):
+            mine = slice(self.first[lane], self.first[lane + 1])
+            np.maximum.at(largest[lane // self.workgroups], self.role[mine], self.item[mine])
         return {(int(rank), int(role)): int(largest[rank, role]) + 1 for rank, role in np.argwhere(largest >= 0)}
 
     @property

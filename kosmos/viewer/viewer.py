@@ -3,6 +3,7 @@
 import operator
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,10 @@ MANY_SPANS = 200_000
 """From here on `problems` takes so long that the picture comes first."""
 
 PATIENCE_S = 5.0
-"""So long the search for problems waits for the first picture."""
+"""So long the search for problems waits for the first picture, and"""
+
+QUIET_S = 1.5
+"""so long without a question it waits after that: a person who moves about comes first."""
 
 IDLE_S = 30.0
 """After so long without a question the thread that answers them ends."""
@@ -181,6 +185,8 @@ class Viewer(anywidget.AnyWidget):
     def _prepare(self) -> None:
         """What takes longer than a person waits for a first picture."""
         self._pictured.wait(PATIENCE_S)
+        while (since := time.monotonic() - self._desk.asked) < QUIET_S:
+            time.sleep(QUIET_S - since)
         meta = dict(self.meta, traces=[dict(trace) for trace in self.meta["traces"]])
         _find_problems(self._detail, meta)
         self.meta = meta
@@ -223,9 +229,11 @@ class _Desk:
         self._waiting: dict[tuple[Any, Any], tuple[dict[str, Any], Sequence[Any]]] = {}
         self._change = threading.Condition()
         self._works = False
+        self.asked = time.monotonic()
 
     def put(self, request: dict[str, Any], buffers: Sequence[Any]) -> None:
         with self._change:
+            self.asked = time.monotonic()
             key = (request.get("view"), request["ask"])
             self._waiting.pop(key, None)  # to the end of the line
             self._waiting[key] = (request, buffers)
