@@ -10,7 +10,11 @@ export function stack(ranges, compared, titles) {
   for (const range of ranges) {
     const key = `${range.trace} ${range.track}`;
     if (!tracks.has(key)) {
-      tracks.set(key, { title: compared ? `${titles[range.trace]}: ${range.track}` : range.track, rows: [], ranges: [] });
+      tracks.set(key, {
+        title: compared ? `${titles[range.trace]}: ${range.track}` : range.track,
+        rows: [],
+        ranges: [],
+      });
     }
     tracks.get(key).ranges.push(range);
   }
@@ -58,7 +62,11 @@ export function drawRanges(context, theme, rows, { xOf, left, width }) {
       if (room > 18) {
         const fits = Math.floor(room / 6);
         context.fillStyle = "#000000";
-        context.fillText(range.name.length > fits ? `${range.name.slice(0, Math.max(1, fits - 1))}…` : range.name, Math.max(x0, left) + 3, y + ROW / 2 + 0.5);
+        context.fillText(
+          range.name.length > fits ? `${range.name.slice(0, Math.max(1, fits - 1))}…` : range.name,
+          Math.max(x0, left) + 3,
+          y + ROW / 2 + 0.5,
+        );
       }
     }
     context.restore();

@@ -21,7 +21,8 @@ class Model {
   }
 
   answer(message, more = {}, buffers = []) {
-    for (const listener of this.listeners["msg:custom"]) listener({ id: message.id, ask: message.ask, view: message.view, ...more }, buffers);
+    for (const listener of this.listeners["msg:custom"])
+      listener({ id: message.id, ask: message.ask, view: message.view, ...more }, buffers);
   }
 }
 
@@ -39,7 +40,10 @@ test("a view takes no answer of another", async () => {
   assert.deepEqual(got, [["b", 2]]);
   model.answer(model.sent[0], { n: 1 });
   await soon();
-  assert.deepEqual(got, [["b", 2], ["a", 1]]);
+  assert.deepEqual(got, [
+    ["b", 2],
+    ["a", 1],
+  ]);
   a.close();
   b.close();
 });
@@ -66,13 +70,19 @@ test("of a slot one question is on its way, and the newest waits", async () => {
   const desk = new Desk({ ask: (request) => new Promise((resolve) => asked.push([request.n, resolve])) });
   const answers = [0, 1, 2, 3].map((n) => desk.ask("picture", { n }));
   const other = desk.ask("span", { n: 9 });
-  assert.deepEqual(asked.map(([n]) => n), [0, 9]);
+  assert.deepEqual(
+    asked.map(([n]) => n),
+    [0, 9],
+  );
   asked[0][1]("zero");
   asked[1][1]("nine");
   assert.equal(await other, "nine");
   assert.deepEqual([await answers[0], await answers[1], await answers[2]], ["zero", null, null]);
   await soon();
-  assert.deepEqual(asked.map(([n]) => n), [0, 9, 3]);
+  assert.deepEqual(
+    asked.map(([n]) => n),
+    [0, 9, 3],
+  );
   asked[2][1]("three");
   assert.equal(await answers[3], "three");
   assert.equal(desk.waiting(), false);
@@ -93,7 +103,10 @@ test("a kernel that does not answer is told of, and asked again", async (t) => {
   now = PATIENCE + 2;
   t.mock.timers.tick(PATIENCE + 2);
   assert.deepEqual(states, ["silent"]);
-  assert.deepEqual(model.sent.map((message) => message.n), [0, 1]);
+  assert.deepEqual(
+    model.sent.map((message) => message.n),
+    [0, 1],
+  );
   model.answer(model.sent[1], {}, []);
   assert.deepEqual(states, ["silent", "ok"]);
   for (const lost of model.listeners.comm_live_update) lost();
