@@ -203,7 +203,10 @@ def _rate(text: str) -> float:
 
 def _tile(text: str) -> tuple[int, int]:
     rows, _, cols = text.partition("x")
-    return _count(rows), _count(cols)
+    try:
+        return _count(rows), _count(cols)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROWSxCOLS, such as 128x256") from None
 
 
 def _listed(one: Any) -> Any:

@@ -58,9 +58,16 @@ def test_unknown_machines_and_wrong_numbers_get_a_sentence():
         with pytest.raises(KosmosArgumentError, match="is unknown; known are laptop, MI300X.*NAME/RANKS"):
             machine_named(name)
     usual = dict(units=4, tflops=1.0, memory_gbps=1.0, link_gbps=1.0, copy_gbps=1.0, clock_mhz=1000)
-    for name, value in (("units", 0), ("tflops", -1.0), ("copy_gbps", float("nan")), ("memory_ns", -1)):
-        with pytest.raises(KosmosArgumentError, match=f"machine m: {name}=.* must be"):
-            Machine("m", **usual | {name: value})
+    wrong = dict(units=(0, 1.5, True, "4"), tflops=(-1.0, None), copy_gbps=(float("nan"), "1"), memory_ns=(-1, None))
+    wrong |= dict(sharing=(2.5,), tile=(3, (1,), (0, 5), ("a", "b")), paced=("no",), flatten=(1,), link_gbps=("fast",))
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(KosmosArgumentError, match=f"machine m: {name}=.* must be"):
+                Machine("m", **usual | {name: value})
+    for clock in (0, -1, float("inf"), "high"):
+        with pytest.raises(KosmosArgumentError, match="clock_mhz=.* must be a number, above 0"):
+            machines["H200"].at_clock(clock)
+    assert 5 not in machines
     with pytest.raises(KosmosArgumentError, match="topology='ring' is unknown; allowed are mesh, switch, memory"):
         Machine("m", **usual, topology="ring")
     with pytest.raises(KosmosArgumentError, match="cap_w=5 must be above idle_w=10"):

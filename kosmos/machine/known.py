@@ -184,6 +184,8 @@ class Machines(Mapping[str, Machine]):
         self._known = known
 
     def __getitem__(self, name: str) -> Machine:
+        if not isinstance(name, str):
+            raise KeyError(name)
         whole, slash, ranks = name.partition("/")
         machine = self._known[whole]
         if not slash:

@@ -19,18 +19,46 @@ TOPOLOGIES = ("mesh", "switch", "memory")
 NAP_NS = 40
 """How long a workgroup that polls naps between two rounds."""
 
-MAY_BE_ZERO = {"memory_ns", "link_ns", "atomic_ns", "tile_start_ns", "cap_w", "idle_w", "unit_w", "wait_w", "byte_pj"}
+MAY_BE_ZERO = {
+    *("memory_ns", "link_ns", "atomic_ns", "tile_start_ns", "peak_mhz"),
+    *("cap_w", "idle_w", "unit_w", "wait_w", "byte_pj"),
+}
+MAY_BE_NONE = {"tile_start_ns", "reduce_gbps"}
+WHOLE = {"units", "sharing"}
 
 
 def _fact(unit: str, says: str, **default: Any) -> Any:
     return field(metadata={"unit": unit, "says": says}, **default)
 
 
+def _allowed(name: str, value: Any) -> str:
+    """What a field must be, if this value is not that; otherwise nothing."""
+    if name in ("topology", "sources"):
+        return ""
+    if name == "name":
+        return "" if isinstance(value, str) else "a text"
+    if name in ("paced", "flatten"):
+        return "" if isinstance(value, bool) else "True or False"
+    if name == "tile":
+        sides = value if isinstance(value, tuple | list) else ()
+        whole = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
+        return "" if whole else "(rows, columns), two whole numbers above 0"
+    if name in MAY_BE_NONE and value is None:
+        return ""
+    kind = "a whole number" if name in WHOLE else "a number"
+    number = isinstance(value, int if name in WHOLE else int | float) and not isinstance(value, bool)
+    least = "0 or more" if name in MAY_BE_ZERO else "above 0"
+    if number and math.isfinite(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO)):
+        return ""
+    return f"{kind}, {least}"
+
+
 @dataclass(frozen=True)
 class Machine:
     """One rank's share of a node of equals: a GPU, or a part of one. Rates are per direction; GB is 1e9 bytes.
 
-    `facts()` says what each field is, in which unit, and where its number comes from.
+    `facts()` says what each field is, in which unit, and where its number comes from. Raises KosmosArgumentError for a
+    field that cannot be.
     """
 
     name: str
@@ -69,10 +97,9 @@ class Machine:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                least = "0 or more" if one.name in {*MAY_BE_ZERO, "peak_mhz"} else "above 0"
-                if not (value > 0 or (value == 0 and least == "0 or more")) or not math.isfinite(value):
-                    raise KosmosArgumentError(f"machine {self.name}: {one.name}={value!r} must be {least}")
+            allowed = _allowed(one.name, value)
+            if allowed:
+                raise KosmosArgumentError(f"machine {self.name}: {one.name}={value!r} must be {allowed}")
         if self.topology not in TOPOLOGIES:
             raise KosmosArgumentError(
                 f"machine {self.name}: topology={self.topology!r} is unknown; allowed are {', '.join(TOPOLOGIES)}"
@@ -115,6 +142,8 @@ class Machine:
 
     def at_clock(self, clock_mhz: int) -> "Machine":
         """The same machine at one clock, whatever it does: no power is modelled. For short bursts, and comparisons."""
+        if _allowed("clock_mhz", clock_mhz):
+            raise KosmosArgumentError(f"clock_mhz={clock_mhz!r} must be {_allowed('clock_mhz', clock_mhz)}")
         share = clock_mhz / self.clock_mhz
         start = None if self.tile_start_ns is None else self.tile_start_ns / share
         return replace(

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from kosmos.errors import KosmosArgumentError
 from kosmos.simulator import engine
 from kosmos.simulator.setup import Work, resources_of
 from kosmos.trace import Trace
@@ -15,7 +16,15 @@ PAIRS = 8
 
 
 def trace_of(work: Work, state: engine.State, meta: dict[str, Any]) -> Trace:
-    """The trace of a run in which every item has been done."""
+    """The trace of a run in which every item has been done.
+
+    Raises KosmosArgumentError for one that lasts longer than the int64 ns of a trace.
+    """
+    makespan = float(state.span["end"].max(initial=0.0))
+    if not makespan < 2**62:
+        raise KosmosArgumentError(
+            f"on machine {work.machine.name} this run lasts {makespan:.1e} ns, longer than a trace can tell"
+        )
     span = state.span[np.argsort(state.span["who"], kind="stable")]
     workgroups = work.workgroups
     queue_of = (span["item"] >= state.base[1, 0]).astype(np.int64)
@@ -38,7 +47,6 @@ def trace_of(work: Work, state: engine.State, meta: dict[str, Any]) -> Trace:
         ],
         schema=SPANS,
     )
-    makespan = float(span["end"].max(initial=0.0))
     counters, said = _series(work, state)
     energy = {} if not work.machine.cap_w else {"energy_j": float(state.energy.sum()) * 1e-9}
     return Trace(spans, work.queues.table(), counters, {**meta, **said, **energy} if makespan else meta)

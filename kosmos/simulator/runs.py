@@ -215,6 +215,11 @@ def _prepared(op, m, n, k, ranks, machine, policy, order, dtype, workgroups, til
         run.machine = run.machine.with_link(link_gbps)
     run.workgroups = run.machine.units if workgroups is None else workgroups
     _whole("workgroups", run.workgroups)
+    if run.workgroups > run.machine.units:
+        raise KosmosArgumentError(
+            f"workgroups={run.workgroups} cannot be resident at once: a rank of machine {run.machine.name} has "
+            f"{run.machine.units} units, one workgroup each"
+        )
     run.tile = Tile(*run.machine.tile) if tile is None else _tile(tile)
     run.flatten = run.machine.flatten and tuple(run.tile) == tuple(run.machine.tile)
     run.order = ORDERS[op] if order is None else order

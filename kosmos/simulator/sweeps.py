@@ -87,7 +87,9 @@ def sweep(
             if size is None:
                 raise KosmosArgumentError(f"{name} is missing; give m, n and k, or shapes")
         sizes = list(itertools.product(*map(_several, (m, n, k))))
-    tiles = [tile] if tile is None or (len(tile) == 2 and all(isinstance(side, int) for side in tile)) else list(tile)
+    sides = tile if isinstance(tile, Sequence) else ()
+    one_tile = not sides or (len(sides) == 2 and all(isinstance(side, int) for side in sides))
+    tiles = [tile] if one_tile and tile != [] else list(sides)
     axes = [op, sizes, ranks, machine, policy, order, dtype, workgroups, tiles, link_gbps]
     names = ("op", "size", "ranks", "machine", "policy", "order", "dtype", "workgroups", "tile", "link_gbps")
     lists = [_several(axis) for axis in axes]
