@@ -1027,7 +1027,7 @@ def large():
     return trace, Detail([trace])
 
 
-def least_s(call, times=7):
+def least_s(call, times=20):
     took = []
     for _ in range(times):
         start = time.perf_counter()
