@@ -109,6 +109,12 @@ test("a kernel that does not answer is told of, and asked again", async (t) => {
   );
   model.answer(model.sent[1], {}, []);
   assert.deepEqual(states, ["silent", "ok"]);
+  // one that was dropped says nothing about a kernel that answers others
+  source.ask({ ask: "span" });
+  source.ask({ ask: "order" });
+  model.answer(model.sent.at(-1), {}, []);
+  t.mock.timers.tick(PATIENCE + 2);
+  assert.deepEqual(states, ["silent", "ok"]);
   for (const lost of model.listeners.comm_live_update) lost();
   assert.deepEqual(states, ["silent", "ok", "gone"]);
   source.close();
