@@ -19,18 +19,28 @@ _HOME = {
     "Trace": "trace",
     "Policy": "schedule",
     "machines": "machine",
+    "Machine": "machine",
+    "simulate": "simulator",
+    "sweep": "simulator",
+    "bounds": "simulator",
     "World": "world",
     "record": "world",
     "all_gather_matmul": "ops",
     "matmul_reduce_scatter": "ops",
     "bench": "benchmark",
+    "panel": "panels",
     "compare": "viewer",
 }
 
-__all__ = ["__version__", *_HOME]
+_MODULES = ("power", "rocprof")
+"""Whole modules that are used by their name: kosmos.power.sample(), ..."""
+
+__all__ = ["__version__", *_HOME, *_MODULES]
 
 
 def __getattr__(name):
+    if name in _MODULES:
+        return importlib.import_module(f"kosmos.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'kosmos' has no attribute {name!r}")
     try:

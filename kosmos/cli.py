@@ -1,4 +1,4 @@
-"""The command `kosmos`: doctor, record, show, view, bench.
+"""The command `kosmos`: doctor, record, simulate, show, view, export, bench, power.
 
 Exit code 0 if all went well; 1 if what was examined is not well; 2 for wrong input, with one line on stderr that says
 what is wrong. Heavy packages are imported by the command that needs them.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kosmos import __version__, benchmark
 from kosmos.benchmark.cases import DTYPES
+from kosmos.benchmark.sustained import command as sustained
 from kosmos.errors import KosmosEnvironmentError, KosmosError, KosmosShapeError, KosmosTraceError
 from kosmos.files import refuse_unwritable, whole_file
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from kosmos.trace import Trace
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter")
+
+EXPORTS = ("perfetto", "chrome", "html")
 
 EMULATED_SIZE, GPU_SIZE = 512, 8192
 """m, n and k where none are given: a second's work in the emulator, some milliseconds' on a GPU."""
@@ -100,6 +103,36 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--check", action="store_true", help="compare with float64; exits with 1 if it is off")
     record.set_defaults(run=_record)
 
+    simulate = commands.add_parser(
+        "simulate",
+        help="run a fused op on a model of a machine, or sweep over many settings",
+        description="Simulates a fused op on a machine model: the same queues and policies as on a GPU, no numbers. "
+        "Several values, with commas between them, make a sweep over all combinations. What comes out is the model's.",
+        epilog="example: kosmos simulate matmul_reduce_scatter --m 8192 --n 16384 --k 6656 "
+        "--policy fixed:16,one_way:16 --order band,row",
+    )
+    simulate.add_argument("op", metavar="OP", type=_listed(str), help=" or ".join(OPS))
+    for size in "mnk":
+        simulate.add_argument(f"--{size}", type=_listed(_count), required=True, help="of the GEMM that each rank runs")
+    simulate.add_argument("--ranks", type=_listed(_count), default=[8], help="default: 8")
+    simulate.add_argument(
+        "--machine", type=_listed(str), default=["MI350X"], help="MI350X (default), H200, H200/4, ..."
+    )
+    simulate.add_argument("--policy", type=_listed(str), default=[None], help="as for record; default: one_way")
+    simulate.add_argument("--order", type=_listed(str), default=[None], help="as for record")
+    simulate.add_argument("--dtype", type=_listed(str), default=["bf16"], help="bf16 (default), fp16 or fp8")
+    simulate.add_argument("--workgroups", type=_listed(_count), default=[None], help="of a rank; default: one a unit")
+    simulate.add_argument(
+        "--link-gbps", type=_listed(_rate), metavar="GBPS", default=[None], help="another rate of the links, in GB/s"
+    )
+    simulate.add_argument("--tile", type=_tile, metavar="ROWSxCOLS", help="output tile; default: the machine's")
+    simulate.add_argument("--jobs", type=_count, help="processes of a sweep; default: one a core")
+    simulate.add_argument(
+        "-o", "--output", metavar="FILE", help="where the trace (Parquet), or the sweep's table (Parquet or .csv), goes"
+    )
+    simulate.add_argument("--png", metavar="OUT", help="draw the run, or the sweep, as a PNG")
+    simulate.set_defaults(run=_simulate)
+
     show = commands.add_parser(
         "show",
         help="what a trace says, as text or as a picture",
@@ -123,6 +156,18 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--no-open", action="store_true", help="write it only")
     view.set_defaults(run=_view)
 
+    export = commands.add_parser(
+        "export",
+        help="a trace for other viewers, or as a page",
+        description="Writes a trace as a file for https://ui.perfetto.dev (perfetto), as JSON for chrome://tracing "
+        "(chrome), or as a page that needs no network (html).",
+        epilog="example: kosmos export row.parquet --to perfetto -o row.pftrace",
+    )
+    export.add_argument("trace", metavar="FILE", help="a trace that was saved")
+    export.add_argument("--to", metavar="FORMAT", required=True, choices=EXPORTS, help=", ".join(EXPORTS))
+    export.add_argument("-o", "--output", metavar="OUT", required=True, help="where it goes")
+    export.set_defaults(run=_export)
+
     bench = commands.add_parser(
         "bench",
         help="how fast the fused kernels are, beside what they have to beat",
@@ -130,6 +175,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     benchmark.add_arguments(bench)
     bench.set_defaults(run=benchmark.run)
+
+    power = commands.add_parser("power", help="power, clocks and energy: what the cap does, on your GPU or recorded")
+    sustained.add_arguments(power)
+    power.set_defaults(run=sustained.run)
     return parser
 
 
@@ -143,6 +192,23 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
     return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate in GB/s") from None
+
+
+def _tile(text: str) -> tuple[int, int]:
+    rows, _, cols = text.partition("x")
+    return _count(rows), _count(cols)
+
+
+def _listed(one: Any) -> Any:
+    """The type of an argument that may be several values with commas between them."""
+    return lambda text: [one(part) for part in text.split(",")]
 
 
 def _doctor(given: argparse.Namespace) -> int:
@@ -196,6 +262,82 @@ def _record(given: argparse.Namespace) -> int:
     return 0
 
 
+def _simulate(given: argparse.Namespace) -> int:
+    for path in (given.output, given.png):
+        if path:
+            refuse_unwritable(path, KosmosTraceError)
+    from kosmos.simulator import simulate, sweep
+
+    axes = {name: getattr(given, name) for name in (*"mnk", "ranks", "machine", "policy", "order", "dtype")}
+    axes |= {"workgroups": given.workgroups, "link_gbps": given.link_gbps}
+    if all(len(values) == 1 for values in (given.op, *axes.values())):
+        trace = simulate(given.op[0], **{name: values[0] for name, values in axes.items()}, tile=given.tile)
+        if given.output:
+            trace.save(given.output)
+        if given.png:
+            _draw(given.png, trace.plot(), "png")
+        _tell(trace)
+        makespan = trace.summary()["makespan_ns"]
+        for name, ns in trace.meta["bounds"].items():
+            share = 100 * ns / makespan
+            print(f"bound      {name.replace('_', ' '):13} {ns / 1000:12,.1f} µs, {share:.1f} % of the makespan")
+    else:
+        table = sweep(given.op, **axes, tile=given.tile, jobs=given.jobs)
+        if given.output:
+            with whole_file(given.output, KosmosTraceError) as file:
+                _write_table(table, file, given.output.endswith(".csv"))
+        if given.png:
+            from kosmos.plots import sweep_bars
+
+            _draw(given.png, sweep_bars(table), "png")
+        _print_table(table)
+    for what, path in (("saved", given.output), ("drawn", given.png)):
+        if path:
+            print(f"{what}      {path}")
+    return 0
+
+
+def _write_table(table: Any, file: Any, csv: bool) -> None:
+    if csv:
+        import pyarrow.csv
+
+        pyarrow.csv.write_csv(table, file)
+    else:
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(table, file)
+
+
+def _print_table(table: Any) -> None:
+    """A sweep's runs, a line each: what differs between them, the makespan, the shares, the nearest bound."""
+    runs = table.to_pylist()
+    asked = ("op", "m", "n", "k", "ranks", "machine", "ran", "order", "dtype", "workgroups", "link_gbps")
+    differ = [name for name in asked if len({run[name] for run in runs}) > 1]
+    shares = [name for name in ("mover", "builder", "reducer", "wait", "idle") if any(run[name] for run in runs)]
+    header = [*("policy" if name == "ran" else name for name in differ), "makespan µs", *shares, "of bound"]
+    lines = []
+    for run in runs:
+        bound = max(run[name] or 0 for name in ("work_ns", "link_ns", "memory_ns", "critical_path_ns"))
+        lines.append(
+            [
+                *(str(run[name]) for name in differ),
+                f"{run['makespan_ns'] / 1000:,.1f}",
+                *("" if run[name] is None else f"{100 * run[name]:.1f} %" for name in shares),
+                f"{run['makespan_ns'] / bound:.3f}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(header, *lines)]
+    for line in [header, *lines]:
+        print("  ".join(text.rjust(width) for text, width in zip(line, widths)))
+
+
+def _draw(path: str, figure: Any, kind: str) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, dpi=200)
+    with whole_file(path, KosmosTraceError) as file:
+        file.write(picture.getvalue())
+
+
 def _show(given: argparse.Namespace) -> int:
     from kosmos.trace import Trace
 
@@ -203,10 +345,7 @@ def _show(given: argparse.Namespace) -> int:
     output = given.png or given.svg
     if output:
         refuse_unwritable(output, KosmosTraceError)
-        picture = io.BytesIO()
-        trace.plot().savefig(picture, format="png" if given.png else "svg", dpi=200)
-        with whole_file(output, KosmosTraceError) as file:
-            file.write(picture.getvalue())
+        _draw(output, trace.plot(), "png" if given.png else "svg")
     _tell(trace)
     if output:
         print(f"drawn      {output}")
@@ -225,6 +364,19 @@ def _view(given: argparse.Namespace) -> int:
     print(f"written    {output}, {os.path.getsize(output):,} bytes")
     if not given.no_open and not webbrowser.open(pathlib.Path(output).resolve().as_uri()):
         print("no browser could be started; open the file in one")
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    from kosmos.trace import Trace
+
+    trace = Trace.load(given.trace)
+    refuse_unwritable(given.output, KosmosTraceError)
+    getattr(trace, f"to_{given.to}")(given.output)
+    print(f"exported   {given.output}, {os.path.getsize(given.output):,} bytes")
+    problems = trace.problems()
+    if problems:
+        print(f"problems   {len(problems)}, which `kosmos show {given.trace}` lists")
     return 0
 
 

@@ -18,6 +18,7 @@ from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from kosmos.errors import KosmosArgumentError, KosmosTraceError
@@ -52,9 +53,11 @@ def timeline(
     """What every workgroup did when and, below, how many workgroups did what.
 
     `ranks`: the ranks to show, in this order; None is all. `window_us`: the stretch of time to show, in µs from the
-    run's epoch; None is from the first claim to the last end. `title`: instead of the op's name. `size`: width and
-    height in inches. Percentages in the legend are shares of what is shown; a dot is a workgroup's change of role,
-    where it turns to its first item of the new one. Text and background follow matplotlib's style.
+    run's epoch; None is from the first claim to the last end. Lower bounds of the makespan that the trace's meta has
+    are drawn as lines, the legend says how much of the makespan each is. A model's picture says "model". `title`:
+    instead of the op's name. `size`: width and height in inches. Percentages in the legend are shares of what is shown;
+    a dot is a workgroup's change of role, where it turns to its first item of the new one. Text and background follow
+    matplotlib's style.
 
     Raises KosmosArgumentError for an argument that is not allowed, KosmosTraceError for a trace without spans.
     """
@@ -75,8 +78,12 @@ def timeline(
     shares = _draw_areas(below, spans)
     _draw_lanes(above, spans, shown)
     marks = _draw_switches(above, spans, tall)
+    bounds = _draw_bounds((above, below), trace, spans)
 
-    above.set_title(title if title is not None else trace.meta.get("op") or "run", loc="left", weight="bold", pad=20)
+    name = title if title is not None else trace.meta.get("op") or "run"
+    if is_model(trace):
+        name = f"{name} (model)"
+    above.set_title(name, loc="left", weight="bold", pad=20)
     small = {"xycoords": "axes fraction", "xytext": (0, 6), "textcoords": "offset points", "fontsize": "small"}
     above.annotate(_facts(trace), (0, 1), **small)
     above.annotate(f"makespan {microseconds(makespan_ns(trace))}", (1, 1), ha="right", **small)
@@ -89,7 +96,12 @@ def timeline(
     if marks is not None:
         handles.append(Line2D([], [], **_DOT, markersize=4, color=mpl.rcParams["text.color"]))
         labels.append(marks)
+    for line, label in bounds:
+        handles.append(line)
+        labels.append(label)
     columns = len(labels) if len(labels) <= 6 else -(-len(labels) // 2)
+    if bounds:
+        columns = 4
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=1.2)
     return figure
 
@@ -112,6 +124,7 @@ class _Spans:
             begin, end = 0.0, float(last - origin)
         else:
             begin, end = (us * 1000 - origin for us in window_us)
+        self.first_us = (origin - self.zero_ns) / 1000
         self.window_us = ((begin + (origin - self.zero_ns)) / 1000, (end + (origin - self.zero_ns)) / 1000)
 
         self.workgroups = trace.workgroups
@@ -192,6 +205,37 @@ def _draw_switches(axes: Axes, spans: _Spans, tall: float) -> str | None:
     return f"role switch ({len(at):,})"
 
 
+BOUNDS = {"work": "-", "link": "--", "memory": "-.", "critical_path": ":"}
+"""The lower bounds of `meta["bounds"]`, and the line of each."""
+
+
+def is_model(trace: Trace) -> bool:
+    """Whether a trace's times are those of a machine model: then every picture of it says so."""
+    return bool(trace.meta.get("model")) or trace.meta.get("place") in ("simulator", "emulator")
+
+
+def _draw_bounds(axes: Iterable[Axes], trace: Trace, spans: _Spans) -> list[tuple[Line2D, str]]:
+    """A line for each lower bound of the makespan, from the first claim on; the legend's lines and texts."""
+    bounds = trace.meta.get("bounds")
+    makespan = makespan_ns(trace)
+    drawn: list[tuple[Line2D, str]] = []
+    if not isinstance(bounds, dict) or not makespan:
+        return drawn
+    for name, style in BOUNDS.items():
+        ns = bounds.get(name)
+        if not isinstance(ns, int | float) or not ns > 0:
+            continue
+        at = spans.first_us + ns / 1000
+        look: dict[str, Any] = {"linestyle": style, "linewidth": 1.3, "color": mpl.rcParams["text.color"]}
+        if spans.window_us[0] <= at <= spans.window_us[1]:
+            for each in axes:
+                # a halo, so that the line is seen on every role's colour
+                each.axvline(at, **look, path_effects=[withStroke(linewidth=3, foreground=each.get_facecolor())])
+        said = f"{name.replace('_', ' ')} ≥ {ns / 1000:,.1f} µs ({100 * ns / makespan:.0f} %)"
+        drawn.append((Line2D([], [], **look), said))
+    return drawn
+
+
 def _draw_areas(axes: Axes, spans: _Spans) -> dict[str, float]:
     """Stacks how many workgroups did what; the share of each in the whole."""
     edges = np.linspace(*spans.window_us, _BINS + 1)
@@ -209,6 +253,48 @@ def _draw_areas(axes: Axes, spans: _Spans) -> dict[str, float]:
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.set_ylabel("workgroups")
     return {kind: float(height.mean()) / spans.lanes for kind, height in heights.items()}
+
+
+def sweep_bars(table: Any, *, title: str = "sweep") -> Figure:
+    """A bar for every run of a kosmos.sweep: its makespan, made of the roles' shares, and its largest lower bound.
+
+    Raises KosmosArgumentError for a table of no or of more than 80 runs.
+    """
+    runs = table.to_pylist()
+    if not 0 < len(runs) <= 80:
+        raise KosmosArgumentError(f"a sweep of {len(runs)} runs cannot be drawn as bars; 1 to 80 can")
+    same = {name for name in runs[0] if len({str(run[name]) for run in runs}) == 1}
+    asked = ("op", "m", "n", "k", "ranks", "machine", "ran", "order", "dtype", "workgroups", "link_gbps")
+    differ = [name for name in asked if name not in same]
+
+    def named(run: dict[str, Any], name: str) -> str:
+        return run[name] if isinstance(run[name], str) else f"{name} {run[name]:,}".replace("link_gbps", "GB/s a link")
+
+    figure = NotebookFigure(figsize=(9, 1.6 + 0.27 * len(runs)), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(runs))
+    for kind in ("builder", "reducer", "mover", "wait", "idle"):
+        widths = np.array([(run[kind] or 0.0) * run["makespan_ns"] / 1000 for run in runs])
+        if widths.any():
+            colour = axes.get_facecolor() if kind == "idle" else PALETTE[kind]
+            edge = mpl.rcParams["axes.edgecolor"]
+            axes.barh(range(len(runs)), widths, left=left, color=colour, edgecolor=edge, linewidth=0.4, label=kind)
+        left += widths
+    bounds = [
+        max(run[name] or 0 for name in ("work_ns", "link_ns", "memory_ns", "critical_path_ns")) / 1000 for run in runs
+    ]
+    axes.plot(
+        bounds, range(len(runs)), "|", color=mpl.rcParams["text.color"], markersize=12, label="largest lower bound"
+    )
+    labels = ["  ".join(named(run, name) for name in differ) for run in runs]
+    axes.set_yticks(range(len(runs)), labels or [""] * len(runs), fontsize="small")
+    axes.invert_yaxis()
+    axes.set_xlabel("makespan (µs), divided as the workgroups' time is")
+    alike = "  ·  ".join(named(runs[0], name) for name in asked if name in same and runs[0][name] is not None)
+    axes.set_title(f"{title} (model)", loc="left", weight="bold", pad=20)
+    axes.annotate(alike, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize="small")
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, handlelength=1.2)
+    return figure
 
 
 def _facts(trace: Trace) -> str:

@@ -62,7 +62,7 @@ def saved(tmp_path):
 
 
 def test_help_is_quick_and_has_an_example():
-    for command in ([], ["doctor"], ["record"], ["show"]):
+    for command in ([], ["doctor"], ["record"], ["show"], ["export"]):
         done = subprocess.run([*KOSMOS, *command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
         assert "example: kosmos " in done.stdout
     code = (

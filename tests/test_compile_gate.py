@@ -100,7 +100,7 @@ def stores(data, counter):
 @triton.jit
 def stores_and_signals(data, counter):
     stores(data, counter)
-    signal_all(counter)
+    signal_all(counter, "sys")
 
 
 @triton.jit
@@ -219,6 +219,14 @@ def test_all_paths_are_followed():
     assert caught(store, "") == 1
     assert caught(store, "bar.sync 1, 128;") == 1  # some of the threads only
     assert caught(store, "@%p1 bar.sync 0;") == 1
+    # what the accelerator stores has to be waited for by the thread that gave the order, and not only until it was read
+    bulk = "@%p3 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];"
+    assert caught(bulk, "bar.sync 0;") == 1
+    assert caught(bulk, "cp.async.bulk.wait_group.read 0; bar.sync 0;") == 1
+    assert caught(bulk, "@%p1 cp.async.bulk.wait_group 0; bar.sync 0;") == 1
+    assert caught(bulk, "bar.sync 0; cp.async.bulk.wait_group 0;") == 1
+    assert caught(bulk + store, "cp.async.bulk.wait_group 0; bar.sync 0;") == 0
+    assert caught(bulk + "bar.sync 0;" + store, "bar.sync 0;") == 1
     assert caught("st.b32 [ %rd1 + 0 ], { %r1 };", "") == 1
     assert caught("st.shared.b32 [ %r1 + 0 ], { %r1 };", "") == 0
     with pytest.raises(ValueError, match="leads where this check does not follow"):

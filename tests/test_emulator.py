@@ -267,7 +267,7 @@ def helpers(a, b, both, peers, y, sums, copy, m, n, k, RANKS: tl.constexpr, TWIC
     """Every helper once, its block sizes a module's constants, as kernels are usually written."""
     none = tl.program_id(0)
     tile = gemm_tile(a, none, b, none, k, m, n, False, False, B16, B16, B16)
-    store_tile(y, tile, none, m, 0, n, B16, B16)
+    store_tile(y, tile, none, m, 0, n, False, B16, B16)
     copy_tile(a, copy, m, 0, k, k, B16, TWICE)
     reduce_tile(both, peers, sums, m, 0, k, RANKS, B16, TWICE)
 
@@ -456,7 +456,7 @@ def ping_pong(flags, peers, log, ROUNDS: tl.constexpr):
         while poll(mine) < turn + 1 - (rank == 0):
             pause(mine)
         tl.store(log + rank * ROUNDS + turn, now())
-        signal(on_peer(mine, peers + rank * 2, 1 - rank))
+        signal(on_peer(mine, peers + rank * 2, 1 - rank), "sys")
 
 
 def test_two_ranks_play_ping_pong():
@@ -479,8 +479,16 @@ def with_state(state, state_words, out, WORKGROUPS: tl.constexpr, RANKS: tl.cons
     state += rank * state_words
     here = (state, enter(state), rank, workgroup)
     for peer in range(RANKS):
-        signal(counter_on(state, peer, 2, RANKS))
-    wait(here, tl.full((), 2, tl.int32), tl.full((), WORKGROUPS * RANKS + BROKEN, tl.int32), BUILDER, rank * 10, RANKS)
+        signal(counter_on(state, peer, 2, RANKS), "sys")
+    wait(
+        here,
+        tl.full((), 2, tl.int32),
+        tl.full((), WORKGROUPS * RANKS + BROKEN, tl.int32),
+        BUILDER,
+        rank * 10,
+        RANKS,
+        "sys",
+    )
     tl.atomic_add(out, 1)
     leave(state, WORKGROUPS)
 
@@ -501,7 +509,7 @@ def test_a_barrier_of_all_ranks_by_wait_and_signal():
 def crowd(counter, arrived, ROUNDS: tl.constexpr, CROWD: tl.constexpr):
     for turn in range(ROUNDS):
         tl.atomic_add(arrived + turn, 1)
-        signal(counter)
+        signal(counter, "sys")
         while poll(counter) < (turn + 1) * CROWD:
             pause(counter)
         if tl.load(arrived + turn) != CROWD:
@@ -526,7 +534,7 @@ def looks_elsewhere_too(flags, seen_at):
     elif tl.program_id(0) == 1:
         for _ in range(10):
             nap()
-        signal(flags)
+        signal(flags, "sys")
     else:
         for _ in range(500):
             nap()
@@ -573,7 +581,7 @@ def looks_without_poll(flag, seen):
     else:
         for _ in range(20):
             nap()
-        signal(flag)
+        signal(flag, "sys")
 
 
 def test_a_wait_by_other_means_than_poll_ends_as_well():
@@ -601,7 +609,7 @@ def one_tile(a, b, y, times, k, BM: tl.constexpr, BK: tl.constexpr, OWN: tl.cons
     after = now()
     tl.store(times, after - before)
     tl.store(times + 1, cycles() - cycles_before)
-    store_tile(y, tile, none, BM, 0, BM, BM, BM)
+    store_tile(y, tile, none, BM, 0, BM, False, BM, BM)
 
 
 @pytest.mark.parametrize("macro", [True, False])

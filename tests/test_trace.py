@@ -72,6 +72,7 @@ def test_the_tables_have_their_columns_and_roles_are_coded_by_their_place():
     trace = scheduled()
     assert trace.spans.schema == schemas.SPANS and trace.queue.schema == schemas.QUEUE
     assert trace.counters.schema == schemas.COUNTERS and len(trace.counters) == 0
+    assert trace.ranges.schema == schemas.RANGES and len(trace.ranges) == 0
     roles = trace.spans["role"].combine_chunks()
     assert roles.dictionary.to_pylist() == list(ROLES)
     assert roles.to_pylist() == [ROLES[code] for code in schemas.numbers(trace.spans, "role")[0]]
@@ -152,6 +153,8 @@ def test_equal_means_every_bit():
     assert not trace.equals(Trace(one(), counters=counters, meta={"a": [1, 2]}))
     assert not trace.equals(Trace(one(end_ns=[3]), counters=counters, meta=trace.meta))
     assert not trace.equals(Trace(one(), counters=counters | {"value": [0.0]}, meta=trace.meta))
+    ranges = {"rank": [-1], "track": ["thread 7"], "name": ["step"], "start_ns": [0], "end_ns": [4]}
+    assert not trace.equals(Trace(one(), counters=counters, meta=trace.meta, ranges=ranges))
 
 
 def test_its_line_says_what_ran():

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from test_trace import one, scheduled
 
@@ -45,7 +46,8 @@ def counted(trace):
         "undone": r"items in the queue were never done",
         "twice": r"items in the queue were done more than once",
         "stray": r"spans did an item that is not in the queue",
-        "unbound": r"items in the queue wait for more signals than it gives",
+        "short": r"items in the queue wait for more signals than it gives",
+        "unbound": r"flows are unbound",
         "early": r"waits ended before what they waited for",
     }
     found = dict.fromkeys(kinds, 0)
@@ -76,11 +78,13 @@ def counted_by_loops(trace):
     for key, row in queue.items():
         if row["signal"] >= 0 and row["signal_rank"] >= 0:
             gives.setdefault((row["signal_rank"], row["signal"]), []).append(key)
-    found["unbound"] = found["early"] = 0
-    for row in queue.values():
+    found["short"] = found["unbound"] = found["early"] = 0
+    for key, row in queue.items():
         signallers = gives.get((row["rank"], row["wait"]), [])
         if row["wait"] >= 0 and 0 < len(signallers) < row["wait_count"]:
-            found["unbound"] += 1
+            found["short"] += 1
+        if row["wait"] >= 0 and row["wait_count"] > 0 and key in done:
+            found["unbound"] += sum(signaller not in done for signaller in signallers)
     for rank, _, role, item, _, start, _ in spans:
         row = queue.get((rank, role, item))
         if row is None or row["wait"] < 0 or row["wait_count"] <= 0:
@@ -89,7 +93,7 @@ def counted_by_loops(trace):
         if not signallers or len(signallers) < row["wait_count"]:
             continue
         ends = sorted(end for key in signallers for end in done.get(key, []))
-        if len(ends) < row["wait_count"] or start < ends[row["wait_count"] - 1] - tick:
+        if len(ends) >= row["wait_count"] and start < ends[row["wait_count"] - 1] - tick:
             found["early"] += 1
     return found
 
@@ -148,6 +152,16 @@ def queue(count=1, signals=1):
     } | nothing
 
 
+def span_range(start, end):
+    return {"rank": [-1], "track": ["thread 7"], "name": ["step"], "start_ns": [start], "end_ns": [end]}
+
+
+def other_rank(shift=0):
+    """The two spans, the second one on rank 1, whose clock is `shift` ahead."""
+    times = {name: value + shift for name, value in {"claim_ns": 2, "start_ns": 10, "end_ns": 30}.items()}
+    return pair(rank=1, workgroup=0, **times)
+
+
 def slot(rank, workgroup, records):
     return {"rank": rank, "workgroup": workgroup, "records": records}
 
@@ -167,8 +181,8 @@ def slot(rank, workgroup, records):
         (
             Trace({name: column[1:] for name, column in pair().items()}, queue()),
             "1 of 2 items in the queue were never done, e.g. rank 0 mover item 0|"
-            "1 of 1 waits ended before what they waited for, e.g. that of rank 0 builder item 0 at 10 ns, "
-            "but counter 4 of its rank got 0 of 1 signals",
+            "1 flows are unbound: 1 of 1 waits have producers that are not in the trace, e.g. rank 0 builder item 0 "
+            "waits for 1 of counter 4, of whose 1 producers 0 are there",
         ),
         (
             Trace(pair(), queue(count=2)),
@@ -198,6 +212,17 @@ def slot(rank, workgroup, records):
             "1 of 3 items in the queue were listed more than once, e.g. rank 0 mover item 0",
         ),
         (
+            Trace(one(), ranges=span_range(5, 4)),
+            "1 of 1 ranges ended before they began, e.g. step on thread 7: 5 to 4 ns",
+        ),
+        (Trace(one(), ranges=span_range(4, 4)), None),
+        (Trace(other_rank(), meta={"clock_offsets_ns": [0, 40], "clock_offsets_error_ns": 40}), None),
+        (
+            Trace(other_rank(), meta={"clock_offsets_ns": [2, -4000], "clock_offsets_error_ns": [3, 1000]}),
+            "the clocks of 1 of 2 ranks are off, by up to -4,000 ± 1,000 ns (rank 1): times of different ranks compare "
+            "only after that is subtracted",
+        ),
+        (
             Trace(one(), meta={"dropped": [slot(1, 2, 1000), slot(1, 3, 5)]}),
             "1,005 records of 2 workgroups were dropped because their slices were full, "
             "e.g. 1,000 of rank 1 workgroup 2",
@@ -206,6 +231,49 @@ def slot(rank, workgroup, records):
 )
 def test_a_problem_is_one_sentence_with_a_count_and_an_example(trace, sentence):
     assert trace.problems() == ([] if sentence is None else sentence.split("|"))
+
+
+@pytest.mark.parametrize("shift", [-5000, 5000])
+def test_waits_are_compared_in_common_time(shift):
+    across = {name: list(column) for name, column in queue().items()} | {"rank": [0, 1], "signal_rank": [1, -1]}
+    known = {"clock_offsets_ns": [0, shift], "clock_offsets_error_ns": 3}
+    early = "waits ended before what they waited for"
+    assert early not in " ".join(Trace(other_rank(shift), across, meta=known).problems())
+    assert (early in " ".join(Trace(other_rank(shift), across).problems())) == (shift < 0)
+    assert early in " ".join(Trace(other_rank(shift - 8), across, meta=known).problems())  # 1 tick and twice the error
+
+
+def test_items_are_found_in_any_queue():
+    """Sparse and negative numbers take another way than dense ones."""
+    trace = scheduled(3)
+    for shift in (0, 2**20, -7):
+        moved = [
+            table.set_column(table.column_names.index("item"), "item", pa.array(np.asarray(table["item"]) + shift))
+            for table in (trace.spans, trace.queue)
+        ]
+        assert Trace(*moved).problems() == []
+        some = Trace(moved[0].slice(0, 40), moved[1]).problems()
+        assert some[0].startswith(f"{len(trace.queue) - 40} of {len(trace.queue)} items in the queue were never done")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_edges_lead_from_span_to_span(seed):
+    trace = change(scheduled(seed), seed)
+    spans, queue = rows(trace)
+    first = {}
+    for index, (rank, _, role, item, *_, end) in enumerate(spans):
+        key = rank, role, item
+        if key in queue and (key not in first or end < spans[first[key]][-1]):
+            first[key] = index
+    pairs = [tuple(flow.values()) for flow in trace.flows().to_pylist()]
+    expected = [(first.get(flow[:3]), first.get(flow[3:6])) for flow in pairs]
+    src, dst, missing = trace.edges()
+    assert list(zip(src.tolist(), dst.tolist())) == [pair for pair in expected if None not in pair]
+    assert missing == sum(None in pair for pair in expected) and missing
+
+
+def test_a_makespan_beyond_int64_is_right():
+    assert Trace(one(claim_ns=[-(2**63)], end_ns=[2**63 - 1])).summary()["makespan_ns"] == 2**64 - 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -47,10 +47,10 @@ SHAPES = ("even", "ragged")
 """Even: m, n and k divide by the blocks. Ragged: by nothing, so that no access is wide and nothing is read by TMA."""
 
 MODES = {
-    "one-way": {"RANKS": 8, "TWO_WAY": False, "PACED": False, "TRACE": False},
-    "one-way traced": {"RANKS": 8, "TWO_WAY": False, "PACED": False, "TRACE": True},
-    "two-way paced traced": {"RANKS": 8, "TWO_WAY": True, "PACED": True, "TRACE": True},
-    "one rank traced": {"RANKS": 1, "TWO_WAY": False, "PACED": False, "TRACE": True},
+    "one-way": {"RANKS": 8, "SCOPE": "gpu", "TWO_WAY": False, "PACED": False, "TRACE": False},
+    "one-way traced": {"RANKS": 8, "SCOPE": "sys", "TWO_WAY": False, "PACED": False, "TRACE": True},
+    "two-way paced traced": {"RANKS": 8, "SCOPE": "gpu", "TWO_WAY": True, "PACED": True, "TRACE": True},
+    "one rank traced": {"RANKS": 1, "SCOPE": "gpu", "TWO_WAY": False, "PACED": False, "TRACE": True},
 }
 """What flags leave of a kernel: the least, with records, everything, and where nobody is waited for."""
 
@@ -192,6 +192,7 @@ def compile_variant(variant: Variant) -> Any:
         "WORKGROUPS": 32,
         "SWITCH": True,
         **MODES[variant.mode],
+        "TMA_STORE": blocks.tma,
         "BM": blocks.tile.rows,
         "BN": blocks.tile.cols,
         "BK": blocks.step,
@@ -207,13 +208,15 @@ def compile_variant(variant: Variant) -> Any:
     }
     constants = {argument.name: constants[argument.name] for argument in kernel.params if argument.is_constexpr}
     types = {name: argument_type(name, variant.dtype, blocks) for name in kernel.arg_names if name not in constants}
-    aligned = {"state_words", "first_rank", *("mnk" if even else "")}
+    aligned = {"state_words", "first_rank", *(("m", "n", "k", "width") if even else ())} & {*kernel.arg_names}
     options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages, "launch_cooperative_grid": True}
     return compile_kernel(kernel, target, types, constants, aligned, options)
 
 
 def argument_type(name: str, dtype: str, blocks) -> str:
     """The type, in Triton's words, of a kernel's argument. dtype: the op's. blocks: a kosmos.ops.launch.Blocks."""
+    if name in ("y_tiles", "part_tiles"):
+        return f"tensordesc<{dtype}[{blocks.tile.rows}, {blocks.tile.cols // 2}]>" if blocks.tma else f"*{dtype}"
     if name.endswith("_tiles") and name != "n_tiles":
         rows = blocks.tile.cols if name == "w_tiles" else blocks.tile.rows
         return f"tensordesc<{dtype}[{rows}, {blocks.step}]>" if blocks.tma else f"*{dtype}"

@@ -3,13 +3,13 @@
 A release atomic orders the stores of the one thread that issues it. What the other threads of the workgroup have
 stored is there only if, after the last of those stores,
 
-    each wave has drained its own stores        ROCm: s_waitcnt vmcnt(0)
+    each wave has drained its own stores        ROCm: s_waitcnt vmcnt(0)    CUDA: cp.async.bulk.wait_group 0
     all waves have met                          ROCm: s_barrier             CUDA: bar.sync 0
     the L2 cache has been written back          ROCm: buffer_wbl2, s_waitcnt vmcnt(0)
 
-The last line is the release's own part, and CUDA's releases are whole. But LLVM drops the wait after buffer_wbl2 where
-it takes vmcnt to be 0 already (llvm/llvm-project#178316; Triton 3.6 and 3.7 have that LLVM): the signal can then be
-seen before the data.
+CUDA's ordinary stores need no draining, its bulk stores (TMA) do. The last line is the release's own part, and CUDA's
+releases are whole. But LLVM drops the wait after buffer_wbl2 where it takes vmcnt to be 0 already
+(llvm/llvm-project#178316; Triton 3.6 and 3.7 have that LLVM): the signal can then be seen before the data.
 
 This is demanded of every release, not only of those that hand on a tile: they look alike in assembly, where source
 lines are merged, and one rule without exceptions cannot be met by accident. Only compare-and-swaps are left out,
@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """An instruction that matters here. kind: store, drain, barrier, writeback, release, jump or end.
+    """An instruction that matters here. kind: store, stored (one that need not be drained), drain, barrier, writeback,
+    written (all of that), release, jump or end.
 
     scope: of a writeback or a release, "agent" (this GPU) or "system". target: the label of a jump. maybe: the jump
     may not be taken.
@@ -70,7 +71,8 @@ def unsafe_releases(assembly: str, backend: str) -> list[str]:
 def _missing(state: State, backend: str) -> str:
     own, all_waves = state
     if backend == "cuda":
-        return "no bar.sync after the last store"
+        bulk = "no cp.async.bulk.wait_group 0 after the last bulk store"
+        return bulk if own == ISSUED else "no bar.sync after the last store"
     if all_waves == ISSUED:
         return (
             "no s_waitcnt vmcnt(0) after the last store, before s_barrier"
@@ -109,6 +111,10 @@ def _after(event: Event, state: State, scope: str) -> State:
     own, all_waves = state
     if event.kind == "store":
         return ISSUED, ISSUED
+    if event.kind == "stored":
+        return min(own, LEFT), min(all_waves, LEFT)
+    if event.kind == "written":
+        return THERE if own == WRITING else own, THERE if all_waves == WRITING else all_waves
     if event.kind == "drain":
         return {ISSUED: LEFT, WRITING: THERE}.get(own, own), THERE if all_waves == WRITING else all_waves
     if event.kind == "barrier":
@@ -149,12 +155,15 @@ def _ptx(assembly: str):
                 raise ValueError(f"line {number}: {text} leads where this check does not follow")
             elif re.match(r"(atom|red)\.\S*(release|acq_rel)", text):
                 yield Event("release", number, "agent" if ".gpu." in text else "system")
-            elif re.match(r"(st|cp\.async\.bulk\S*\.global\.shared)\b(?!\.(shared|local|param))", text):
+            elif re.match(r"cp\.async\.bulk\S*\.global\.shared", text):
                 yield Event("store", number)
+            elif re.match(r"cp\.async\.bulk\.wait_group\s+0$", text) and not predicate:
+                yield Event("drain", number)
+            elif re.match(r"st\b(?!\.(shared|local|param))", text):
+                yield Event("stored", number)
             elif re.match(r"bar(rier)?(\.cta)?\.sync(\.aligned)?\s+0$", text) and not predicate:
                 # the barrier and a release after it order the stores of all threads: nothing else is needed
-                yield from (Event("drain", number), Event("barrier", number))
-                yield from (Event("writeback", number, "system"), Event("drain", number))
+                yield from (Event("barrier", number), Event("writeback", number, "system"), Event("written", number))
 
 
 def _gcn(assembly: str):

@@ -7,6 +7,7 @@ of virtual time. Loads and stores of single words cost nothing.
 
 import bisect
 import heapq
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -16,8 +17,8 @@ import triton.language as tl
 
 from kosmos.errors import KosmosDeadlock
 from kosmos.machine import Machine
+from kosmos.machine.model import NAP_NS
 
-NAP_NS = 40
 LOOKS_WITHOUT_A_WRITE = 100_000
 STARES_FOR_FREE = 100
 
@@ -45,6 +46,9 @@ class Clock:
     def __init__(self, machine: Machine, grid: tuple[int, int, int], owners: list[tuple[int, int, int]], calls: dict):
         """owners: (first address, end address, rank) of symmetric memory. calls: what to run in place of a helper."""
         self.machine = machine
+        # one clock from the first to the last moment: what the power cap allows if all workgroups of a rank multiply
+        ranks = max((rank for _, _, rank in owners), default=0) + 1
+        self.share = machine.clock_share(math.prod(grid) / ranks * machine.sharing)
         self.grid = grid
         self.owners = sorted(owners)
         self.calls = calls
@@ -92,7 +96,7 @@ class Clock:
 
     def cycles(self) -> int:
         self._settle()
-        return int(self.current.ns * self.machine.clock_mhz / 1000)
+        return int(self.current.ns * self.share * self.machine.clock_mhz / 1000)
 
     def core(self) -> int:
         return self.current.index
@@ -161,21 +165,21 @@ class Clock:
         if not workgroup.flops and not workgroup.bytes:
             return
         begin = workgroup.ns
-        ends = [begin + workgroup.flops / machine.flops_per_ns]
-        latency = 0
+        ends, latency, carried = [begin], 0.0, 0
+        if workgroup.flops:
+            operands = workgroup.bytes.pop(workgroup.rank, 0)
+            ends.append(begin + machine.tile_ns(workgroup.flops, operands) / self.share)
         for owner, size in workgroup.bytes.items():
-            if owner == workgroup.rank and workgroup.flops:
-                ends.append(begin + size / machine.operand_gbps)
-                latency = max(latency, machine.memory_ns)
-                continue
             pipe, rate, far = (
                 (owner, machine.memory_gbps, machine.memory_ns)
                 if owner == workgroup.rank
-                else ((owner, workgroup.rank), machine.link_gbps, machine.link_ns)
+                else ((owner, workgroup.rank), machine.link_gbps, machine.far_ns)
             )
             self.free_at[pipe] = max(begin, self.free_at[pipe]) + size / rate
-            ends += [self.free_at[pipe], begin + size / machine.copy_gbps]
+            ends.append(self.free_at[pipe])
             latency = max(latency, far)
+            carried += size
+        ends.append(begin + machine.carry_ns(carried) / self.share)
         workgroup.ns = max(ends) + latency
         workgroup.bytes.clear()
         workgroup.flops = 0

@@ -71,6 +71,9 @@ class Builder(private.InterpreterBuilder):
 
     kosmos_fence_async = kosmos_gather_stores
 
+    def kosmos_hold(self, value):
+        return value
+
     def kosmos_nap(self):
         self.hooks.nap()
         return Handle(np.zeros(1, np.int32), tl.int32)

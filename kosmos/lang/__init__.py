@@ -3,8 +3,8 @@
 One source for CUDA, ROCm and the emulator. Only `device` knows which of them it is on.
 """
 
-from kosmos.lang.device import cycles, fence_async, nap, now, pause, poll, unit
-from kosmos.lang.record import close_slice, open_slice, record, stamp, stamp_cycles
+from kosmos.lang.device import cycles, fence_async, hold, nap, now, pause, poll, unit
+from kosmos.lang.record import close_slice, open_slice, record, stamp, stamp_after, stamp_cycles
 from kosmos.lang.sync import (
     BUILDER,
     MOVER,
@@ -38,6 +38,7 @@ __all__ = [
     "enter",
     "fence_async",
     "gemm_tile",
+    "hold",
     "leave",
     "nap",
     "now",
@@ -50,6 +51,7 @@ __all__ = [
     "reduce_tile",
     "signal",
     "stamp",
+    "stamp_after",
     "stamp_cycles",
     "store_tile",
     "unit",

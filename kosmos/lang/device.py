@@ -50,6 +50,24 @@ def now(_semantic=None):
 
 
 @_builtin
+def now_after(before, _semantic=None):
+    """The time, which is less than 4 s after `before`; only in the thread that stores scalars, in whose registers
+    `before` has to be right.
+
+    CUDA's timer is slow to read, and 64 bits take several reads: here one thread reads 32 of them.
+    """
+    if _semantic.builder.options.backend_name != "cuda":
+        return now(_semantic=_semantic)
+    text = (
+        "{\n.reg .pred first;\n.reg .u32 low, passed;\n.reg .u64 wide;\n"
+        "mov.u32 low, %tid.x;\nsetp.eq.u32 first, low, 0;\n"
+        "cvt.u32.u64 passed, $1;\nmov.u32 low, passed;\n@first mov.u32 low, %globaltimer_lo;\n"
+        "sub.u32 passed, low, passed;\ncvt.u64.u32 wide, passed;\nadd.u64 $0, $1, wide;\n}"
+    )
+    return _asm(text, "=l,l", [before], core.int64, _semantic)
+
+
+@_builtin
 def cycles(_semantic=None):
     """The clock counter of the compute unit, int64: cycles over time is the clock that a workgroup ran at."""
     return _by_backend(
@@ -90,12 +108,15 @@ def unit():
 
 
 @_builtin
-def poll(pointer, _semantic=None):
-    """Read an int32 that another workgroup or GPU may be writing; later reads see what was written before it."""
+def poll(pointer, scope="sys", _semantic=None):
+    """Read an int32 that another workgroup or GPU may be writing; later reads see what was written before it.
+
+    scope: "gpu" if all who write it are on this GPU.
+    """
     # tl.load has no acquire, and volatile or .cv loads do not mean the same on every target
     return _by_backend(
         _semantic,
-        ("ld.acquire.sys.global.b32 $0, [$1];", "=r,l"),
+        (f"ld.acquire.{core._unwrap_if_constexpr(scope)}.global.b32 $0, [$1];", "=r,l"),
         ("global_load_dword $0, $1, off sc0 sc1\ns_waitcnt vmcnt(0)\nbuffer_inv sc0 sc1", "=&v,v"),
         "kosmos_poll",
         core.int32,
@@ -124,18 +145,35 @@ def gather_stores(_semantic=None):
 
     What has to stand before every release: of itself it orders the stores of one thread.
     """
-    # CUDA: not tl.debug_barrier, since Triton does not pipeline a loop that has one.
+    # CUDA: not tl.debug_barrier, since Triton does not pipeline a loop that has one. What the tensor memory accelerator
+    # stores is waited for by the thread that gave the order.
     # ROCm: each wave waits for its own stores, all meet, and the cache is written back. The release does that again,
     # but LLVM may drop its wait for it (llvm-project#178316).
+    accelerated = _semantic.builder.options.backend_name == "cuda" and int(_semantic.builder.options.arch[2:]) >= 90
+    drain = "cp.async.bulk.wait_group 0;\n" if accelerated else ""
     return _by_backend(
         _semantic,
-        ("bar.sync 0;\nmov.u32 $0, 0;", "=r"),
+        (f"{drain}bar.sync 0;\nmov.u32 $0, 0;", "=r"),
         (
             "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_barrier\nbuffer_wbl2 sc0 sc1\ns_waitcnt vmcnt(0)\ns_mov_b32 $0, 0",
             "=s",
         ),
         "kosmos_gather_stores",
         core.int32,
+    )
+
+
+@_builtin
+def hold(value, _semantic=None):
+    """An int32 as it is, known from here on only. In a flattened loop Triton hands a value that the beginning of a turn
+    knows to the end of that same turn, even if the end was to have the last turn's."""
+    return _by_backend(
+        _semantic,
+        ("mov.b32 $0, $1;", "=r,r"),
+        ("v_mov_b32 $0, $1", "=v,v"),
+        "kosmos_hold",
+        core.int32,
+        (value,),
     )
 
 

@@ -6,7 +6,7 @@ The layout is that of kosmos.trace.records.
 import triton
 import triton.language as tl
 
-from kosmos.lang.device import cycles, now, unit
+from kosmos.lang.device import cycles, now, now_after, unit
 from kosmos.trace import records
 
 WORDS = tl.constexpr(records.WORDS)
@@ -30,6 +30,15 @@ def stamp(TRACE: tl.constexpr):
         return now()
     else:
         return tl.full((), 0, tl.int64)
+
+
+@triton.jit
+def stamp_after(before, TRACE: tl.constexpr):
+    """The time, less than 4 s after an earlier stamp; only the thread that writes records knows it."""
+    if TRACE:
+        return now_after(before)
+    else:
+        return before
 
 
 @triton.jit
@@ -58,7 +67,7 @@ def record(log, count, role, item, claimed, started, cycles_before, TRACE: tl.co
     log: (slice, capacity).
     """
     trace, capacity = log
-    ended, cycles_after = stamp(TRACE), stamp_cycles(TRACE)
+    ended, cycles_after = stamp_after(started, TRACE), stamp_cycles(TRACE)
     if TRACE:
         if count < capacity:
             row = trace + (1 + count).to(tl.int64) * WORDS

@@ -82,19 +82,20 @@ def counter_on(state, peer, counter, RANKS: tl.constexpr):
 
 
 @triton.jit
-def signal(pointer):
+def signal(pointer, SCOPE: tl.constexpr):
     """Add one to a counter, after everything that this workgroup has stored.
 
-    The only way to signal: a release atomic alone orders the stores of the one thread that issues it.
+    The only way to signal: a release atomic alone orders the stores of the one thread that issues it. SCOPE: "gpu" if
+    all ranks share one, else "sys": how far the stores have to be seen.
     """
     gather_stores()
-    tl.atomic_add(pointer, 1, sem="release", scope="sys")
+    tl.atomic_add(pointer, 1, sem="release", scope=SCOPE)
 
 
 @triton.jit
-def look(pointer):
+def look(pointer, SCOPE: tl.constexpr):
     """Read an int32 once for the whole workgroup, so that all its threads decide alike; acquires."""
-    return tl.atomic_add(pointer, 0, sem="acquire", scope="sys")
+    return tl.atomic_add(pointer, 0, sem="acquire", scope=SCOPE)
 
 
 @triton.jit
@@ -104,10 +105,10 @@ def enter(state):
 
 
 @triton.jit
-def announce(state, rank, RANKS: tl.constexpr):
+def announce(state, rank, RANKS: tl.constexpr, SCOPE: tl.constexpr):
     """Tell every rank that this one is in the launch: its inputs may be read. Counter `rank` of each is for that."""
     for peer in range(RANKS):
-        signal(counter_on(state, peer, rank, RANKS))
+        signal(counter_on(state, peer, rank, RANKS), SCOPE)
 
 
 @triton.jit
@@ -130,18 +131,18 @@ def claim(state, role):
 
 
 @triton.jit
-def claim_ready(here, role, items, length, RANKS: tl.constexpr):
+def claim_ready(here, role, items, length, RANKS: tl.constexpr, SCOPE: tl.constexpr):
     """Take the next ticket of a queue only if its item would not have to wait; otherwise -1."""
     state, epoch, _, _ = here
     ticket = state + LINE * (1 + role)
     taken = tl.full((), -1, tl.int32)
-    head = look(ticket)
+    head = look(ticket, SCOPE)
     if head < length:
         counter = tl.load(items + head.to(tl.int64) * ITEM_WORDS + WAIT)
         count = tl.load(items + head.to(tl.int64) * ITEM_WORDS + WAIT_COUNT)
         ready = counter < 0
         if counter >= 0:
-            ready = look(counter_of(state, counter, RANKS)) - (epoch + 1) * count >= 0
+            ready = look(counter_of(state, counter, RANKS), SCOPE) - (epoch + 1) * count >= 0
         if ready:
             if tl.atomic_cas(ticket, head, head + 1, sem="relaxed", scope="gpu") == head:
                 taken = head
@@ -149,7 +150,9 @@ def claim_ready(here, role, items, length, RANKS: tl.constexpr):
 
 
 @triton.jit
-def claim_two_way(here, producer, n_produced, consumer, consumed, n_consumed, consumes, RANKS: tl.constexpr):
+def claim_two_way(
+    here, producer, n_produced, consumer, consumed, n_consumed, consumes, RANKS: tl.constexpr, SCOPE: tl.constexpr
+):
     """The two-way rule: (role, ticket). A workgroup that `consumes` takes the next consumer item if it is ready;
     otherwise everybody produces while there is something to produce, and then consumes. The consumer's ticket is
     beyond its queue when everything is taken.
@@ -160,7 +163,7 @@ def claim_two_way(here, producer, n_produced, consumer, consumed, n_consumed, co
     role = tl.full((), consumer, tl.int32)
     ticket = tl.full((), -1, tl.int32)
     if consumes:
-        ticket = claim_ready(here, consumer, consumed, n_consumed, RANKS)
+        ticket = claim_ready(here, consumer, consumed, n_consumed, RANKS, SCOPE)
     if ticket < 0:
         role = tl.full((), producer, tl.int32)
         ticket = claim(state, producer)
@@ -171,7 +174,7 @@ def claim_two_way(here, producer, n_produced, consumer, consumed, n_consumed, co
 
 
 @triton.jit
-def wait(here, counter, count, role, item, RANKS: tl.constexpr):
+def wait(here, counter, count, role, item, RANKS: tl.constexpr, SCOPE: tl.constexpr):
     """Wait until a counter of this rank is complete; later reads see what its signallers wrote.
 
     here: (state, epoch, rank, workgroup). counter = -1 waits for nothing. If the state's limit passes, the fault is
@@ -182,13 +185,13 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
     if counter >= 0:
         pointer = counter_of(state, counter, RANKS)
         wanted = (epoch + 1) * count
-        if look(pointer) - wanted < 0:
+        if look(pointer, SCOPE) - wanted < 0:
             limit = tl.load(_wide(state, LIMIT))
             since = now()
-            while (poll(pointer) - wanted < 0) & (poll(state + STOP) == 0) & (now() - since < limit):
+            while (poll(pointer, SCOPE) - wanted < 0) & (poll(state + STOP, SCOPE) == 0) & (now() - since < limit):
                 pause(pointer)
             # the threads may have seen different things: one look for all decides
-            seen = look(pointer)
+            seen = look(pointer, SCOPE)
             if seen - wanted < 0:
                 if tl.atomic_xchg(state + STOP, 1, sem="relaxed", scope="sys") == 0:
                     fault = tl.load(_wide(state, FAULT)).to(tl.pointer_type(tl.int64))
@@ -203,7 +206,7 @@ def wait(here, counter, count, role, item, RANKS: tl.constexpr):
                         there = on_peer(state, _wide(state, PEERS), peer, 16)
                         for queue in range(N_ROLES):
                             tl.atomic_max(there + LINE * (1 + queue), CLOSED, sem="relaxed", scope="sys")
-                        signal(there + STOP)
+                        signal(there + STOP, "sys")
 
 
 @triton.jit

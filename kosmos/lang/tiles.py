@@ -53,23 +53,30 @@ def gemm_tile(
 
 
 @triton.jit
-def store_tile(y, tile, row, rows, col, pitch, BM: tl.constexpr, BN: tl.constexpr):
-    """Store `rows` rows of a tile at y[row, col], rounded to y's type, with ordinary stores; y has `pitch` columns."""
-    first = y + row.to(tl.int64) * pitch
+def store_tile(y, tile, row, rows, col, pitch, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Store `rows` rows of a tile at y[row, col], rounded to y's type; y has `pitch` columns.
+
+    With TMA, y is a tensor descriptor of blocks [BM, BN // 2] and all BM rows are stored: the accelerator only knows
+    where the whole of y ends.
+    """
     if BN >= 256:
-        # one half after the other: fewer registers
+        # one half after the other: fewer registers, and half the shared memory
         HALF: tl.constexpr = BN // 2
         left, right = tl.split(tl.permute(tl.reshape(tile, (BM, 2, HALF)), (0, 2, 1)))
-        _store(first, left, rows, col, pitch, BM, HALF)
-        _store(first, right, rows, col + HALF, pitch, BM, HALF)
+        _store(y, left, row, rows, col, pitch, TMA, BM, HALF)
+        _store(y, right, row, rows, col + HALF, pitch, TMA, BM, HALF)
     else:
-        _store(first, tile, rows, col, pitch, BM, BN)
+        _store(y, tile, row, rows, col, pitch, TMA, BM, BN)
 
 
 @triton.jit
-def _store(y, tile, rows, col, pitch, BM: tl.constexpr, BN: tl.constexpr):
-    i, j = tl.arange(0, BM)[:, None], col + tl.arange(0, BN)[None, :]
-    tl.store(y + (i * pitch + j), tile.to(y.dtype.element_ty), mask=(i < rows) & (j < pitch))
+def _store(y, tile, row, rows, col, pitch, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    if TMA:
+        y.store([row, col], tile.to(y.dtype))
+    else:
+        i, j = tl.arange(0, BM)[:, None], col + tl.arange(0, BN)[None, :]
+        at = y + row.to(tl.int64) * pitch + (i * pitch + j)
+        tl.store(at, tile.to(y.dtype.element_ty), mask=(i < rows) & (j < pitch))
 
 
 @triton.jit
@@ -104,11 +111,15 @@ def reduce_tile(
 
     part, y: pointers to the first of `rows` rows of `pitch` columns. STAGES: how many [RM, RN] are on their way.
     """
+    # found before the loop: a load whose address is loaded inside it takes up half of the loop's stages
+    parts = ()
+    for rank in tl.static_range(RANKS):
+        parts = parts + (on_peer(part, peers, rank, ALIGN),)
     j = col + tl.arange(0, RN)[None, :]
     for row in tl.range(0, rows, RM, num_stages=STAGES):
         i = row + tl.arange(0, RM)[:, None]
         at, inside = i * pitch + j, (i < rows) & (j < pitch)
         total = tl.zeros((RM, RN), tl.float32)
         for rank in tl.static_range(RANKS):
-            total += tl.load(on_peer(part, peers, rank, ALIGN) + at, mask=inside, other=0.0).to(tl.float32)
+            total += tl.load(parts[rank] + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)

@@ -32,6 +32,7 @@ from kosmos.lang import (
     record,
     signal,
     stamp,
+    stamp_after,
     stamp_cycles,
     store_tile,
     wait,
@@ -49,10 +50,10 @@ from kosmos.world import World
 def all_gather_matmul_kernel(
     x,  # [ranks, m / RANKS, k], symmetric
     gathered,  # [ranks, m, k]; a rank's own rows of it stay unused
-    y,  # [ranks, m, n]
-    x_tiles,  # x, gathered and w again, as what gemm_tile reads: pointers or tensor descriptors of [rows, k]
+    x_tiles,  # x, gathered and w again, as gemm_tile reads them: pointers or tensor descriptors of [rows, k]
     gathered_tiles,
     w_tiles,
+    y_tiles,  # [ranks, m, n] as store_tile writes it: a pointer or a tensor descriptor of [rows, n]
     moves,  # the movers' queue, [ranks, n_moves + 1, ITEM_WORDS]
     n_moves,
     width,  # columns that a mover item carries, but for the last part of a row block
@@ -71,6 +72,7 @@ def all_gather_matmul_kernel(
     n,
     k,
     RANKS: tl.constexpr,
+    SCOPE: tl.constexpr,
     WORKGROUPS: tl.constexpr,
     SWITCH: tl.constexpr,
     TWO_WAY: tl.constexpr,
@@ -84,6 +86,7 @@ def all_gather_matmul_kernel(
     CM: tl.constexpr,
     CN: tl.constexpr,
     TMA: tl.constexpr,
+    TMA_STORE: tl.constexpr,
     FLATTEN: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
@@ -97,31 +100,31 @@ def all_gather_matmul_kernel(
     log = (open_slice(trace, capacity, TRACE), capacity)
     here = (state, enter(state), rank, workgroup)
     if workgroup == 0:
-        announce(state, rank, RANKS)
+        announce(state, rank, RANKS, SCOPE)
 
     done = tl.full((), 0, tl.int32)
     claimed, clocked = stamp(TRACE), stamp_cycles(TRACE)
     if TWO_WAY:
-        role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
+        role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS, SCOPE)
         while (role == MOVER) | (ticket < n_tiles):
             if role == MOVER:
                 claimed, clocked, done = _move(
                     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-                    log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN,
+                    log, done, claimed, clocked, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, CM, CN,
                 )  # fmt: skip
             else:
                 claimed, clocked, done = _build(
-                    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                    log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y_tiles, m, n, k,
+                    log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
-            role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS)
+            role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS, SCOPE)
     else:
         if workgroup < crew:
             ticket = claim(state, MOVER)
             while ticket < n_moves:
                 claimed, clocked, done = _move(
                     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-                    log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, CM, CN,
+                    log, done, claimed, clocked, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, CM, CN,
                 )  # fmt: skip
                 ticket = claim(state, MOVER)
         if SWITCH or workgroup >= crew:
@@ -132,14 +135,14 @@ def all_gather_matmul_kernel(
                 for _ in tl.range(0, n_tiles // WORKGROUPS - 1, flatten=True):
                     following = claim(state, BUILDER)
                     claimed, clocked, done = _build(
-                        here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                        log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                        here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y_tiles, m, n, k,
+                        log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                     )  # fmt: skip
                     ticket = following
             while ticket < n_tiles:
                 claimed, clocked, done = _build(
-                    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
-                    log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y_tiles, m, n, k,
+                    log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
                 ticket = claim(state, BUILDER)
     close_slice(log, done, TRACE)
@@ -150,8 +153,8 @@ def all_gather_matmul_kernel(
 def _move(
     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
     log, done, claimed, clocked,
-    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
-    CM: tl.constexpr, CN: tl.constexpr,
+    RANKS: tl.constexpr, SCOPE: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr,
+    STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
     """Mover: fetch part of a peer's row block and say that it is here. Returns when and at which count it was done."""
     state, _, rank, _ = here
@@ -159,8 +162,8 @@ def _move(
     chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)
     # parts start at multiples of 64 columns: said so that accesses can be 16 bytes wide
     col, cols, arrived = tl.load(item + COL) // 64 * 64, tl.load(item + COLS), tl.load(item + SIGNAL)
-    wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS)
-    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
+    wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS, SCOPE)
+    started, clocked = stamp_after(claimed, TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     source = on_peer(x, x_peers, chunk, ALIGN) + (local * shard + row - chunk * shard).to(tl.int64) * k
     target = gathered + (local * m + row).to(tl.int64) * k
@@ -174,16 +177,16 @@ def _move(
             ticks_per_byte,
         )
     claimed, clocked = record(log, done, MOVER, ticket, claimed, started, clocked, TRACE)
-    signal(counter_of(state, arrived, RANKS))
+    signal(counter_of(state, arrived, RANKS), SCOPE)
     return claimed, clocked, done + 1
 
 
 @triton.jit
 def _build(
-    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y, m, n, k,
+    here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y_tiles, m, n, k,
     log, done, claimed, clocked,
-    RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    TMA: tl.constexpr, EVEN_K: tl.constexpr,
+    RANKS: tl.constexpr, SCOPE: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, TMA: tl.constexpr, TMA_STORE: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Builder: multiply one tile, once its rows are here. A ticket beyond the queue makes nothing."""
     _, _, rank, _ = here
@@ -193,8 +196,8 @@ def _build(
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     started = claimed
     if RANKS > 1:
-        wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS)
-        started, clocked = stamp(TRACE), stamp_cycles(TRACE)
+        wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS, SCOPE)
+        started, clocked = stamp_after(claimed, TRACE), stamp_cycles(TRACE)
     # a rank's own rows are read where they are
     if chunk == rank:
         a, a_row = x_tiles, local * (m // RANKS) + row - rank * (m // RANKS)
@@ -203,7 +206,7 @@ def _build(
     if TMA and RANKS > 1:
         fence_async()
     tile = gemm_tile(a, a_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    store_tile(y, tile, local * m + row, rows, col, n, BM, BN)
+    store_tile(y_tiles, tile, local * m + row, rows, col, n, TMA_STORE, BM, BN)
     if rows > 0:
         claimed, clocked = record(log, done, BUILDER, index, claimed, started, clocked, TRACE)
         done += 1
@@ -240,8 +243,8 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
     arguments = {
         "x": x,
         "gathered": gathered,
-        "y": y,
         **plan.operands(x=(x, "rows"), gathered=(gathered, "rows"), w=(w, "cols")),
+        **plan.result(y=y),
         "moves": plan.tables["mover"],
         "n_moves": plan.length("mover"),
         "width": int(plan.queues.items["mover"]["cols"].max(initial=1)),

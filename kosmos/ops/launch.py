@@ -8,17 +8,21 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kosmos import __version__, emulator
+from kosmos import __version__, emulator, rocprof
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 from kosmos.lang.sync import new_state
 from kosmos.ops.arguments import alignment
 from kosmos.schedule import QUEUES, Policy, Tile, check
-from kosmos.schedule.queues import FIELDS, Order, order_name
+from kosmos.schedule.queues import FIELDS, Order, group_for, order_name
 from kosmos.trace import Trace, records
 from kosmos.world import World, recording
 
 TRACE_BYTES = 1 << 30
 """The largest trace buffer. Below it no record is ever lost, even if one workgroup does all the work of a rank."""
+
+
+LONGEST_RECORDED_WAIT_NS = 4_000_000_000
+"""Less than the 32 bits of the timer that lang.device.now_after reads."""
 
 
 class Blocks(NamedTuple):
@@ -77,8 +81,17 @@ class Plan:
         major, minor = torch.cuda.get_device_capability(world.device) if backend == "cuda" else (0, 0)
         capability = 10 * major + minor
         self.blocks = blocks_for(backend, dtype.itemsize, world.ranks, capability, aligned)
+        row_bytes = n * dtype.itemsize
+        self.tma_store = self.blocks.tma and (m // world.ranks) % self.blocks.tile.rows == 0 and row_bytes % 16 == 0
         self.queues = QUEUES[op](
-            m=m, n=n, k=k, ranks=world.ranks, tile=self.blocks.tile, itemsize=dtype.itemsize, order=order
+            m=m,
+            n=n,
+            k=k,
+            ranks=world.ranks,
+            tile=self.blocks.tile,
+            itemsize=dtype.itemsize,
+            order=order,
+            group=group_for(world.workgroups, self.blocks.tile),
         )
         cost_ns = world.machine.cost_ns(self.queues.items, k, dtype.itemsize, world.ranks)
         policy = policy or Policy.default(self.queues, world.workgroups, cost_ns)
@@ -111,6 +124,14 @@ class Plan:
             )
             for name, (tensor, side) in operands.items()
         }
+
+    def result(self, **result: torch.Tensor) -> dict[str, Any]:
+        """The argument NAME_tiles for store_tile: a stacked tensor, or its descriptor if all tiles are whole."""
+        ((name, tensor),) = result.items()
+        if not self.tma_store:
+            return {f"{name}_tiles": tensor}
+        block = [self.blocks.tile.rows, self.blocks.tile.cols // 2]
+        return {f"{name}_tiles": TensorDescriptor.from_tensor(tensor.flatten(0, 1), block)}
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Scratch memory of the op's dtype that is kept between calls; plans of one world share it."""
@@ -174,6 +195,8 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "ticks_per_byte": 1 / (world.link_gbps * tick_ns(world)) if paced else 0.0,
         **plan.shape,
         "RANKS": world.ranks,
+        # virtual ranks share one GPU
+        "SCOPE": "gpu",
         "WORKGROUPS": world.workgroups,
         "SWITCH": plan.policy.switches,
         "TWO_WAY": plan.policy.kind == "two_way",
@@ -183,6 +206,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
         "BN": plan.blocks.tile.cols,
         "BK": plan.blocks.step,
         "TMA": plan.blocks.tma,
+        "TMA_STORE": plan.tma_store,
         "FLATTEN": plan.blocks.flatten,
         "EVEN_K": plan.shape["k"] % plan.blocks.step == 0,
     }
@@ -204,14 +228,19 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
     else:
         if run and world.capturing():
             raise KosmosEnvironmentError("a launch cannot be recorded while it is captured into a graph")
+        if run and world.timeout_ns > LONGEST_RECORDED_WAIT_NS:
+            raise KosmosArgumentError(
+                f"timeout_ns={world.timeout_ns:,} of the world must be at most {LONGEST_RECORDED_WAIT_NS:,} to record"
+            )
         with torch.cuda.device(world.device):
             world.join_stream()
-            kernel[(world.ranks * world.workgroups,)](
-                **arguments,
-                num_warps=plan.blocks.num_warps,
-                num_stages=plan.blocks.num_stages,
-                launch_cooperative_grid=True,
-            )
+            with rocprof.launch_range(plan.op, plan.policy):
+                kernel[(world.ranks * world.workgroups,)](
+                    **arguments,
+                    num_warps=plan.blocks.num_warps,
+                    num_stages=plan.blocks.num_stages,
+                    launch_cooperative_grid=True,
+                )
     if run:
         run.add(lambda: trace_of(plan, buffer))
 
@@ -238,19 +267,7 @@ def trace_of(plan: Plan, buffer: torch.Tensor) -> Trace:
         "versions": {"kosmos": __version__, "torch": torch.__version__, "triton": triton.__version__},
         **found,
     }
-    return Trace(spans, queue=queue_table(plan), meta=meta)
-
-
-def queue_table(plan: Plan) -> pa.Table:
-    """The items of all queues as a trace keeps them."""
-    parts = []
-    for role, table in plan.queues.items.items():
-        ranks, length = table.shape
-        columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]).reshape(-1) for name in FIELDS}
-        columns["item"] = columns.pop("index")
-        columns["role"] = pa.array([role] * (ranks * length), pa.string())
-        parts.append(pa.table(columns))
-    return pa.concat_tables(parts)
+    return Trace(spans, queue=plan.queues.table(), meta=meta)
 
 
 def tick_ns(world: World) -> int:

@@ -23,6 +23,7 @@ from kosmos.lang import (
     counter_on,
     enter,
     gemm_tile,
+    hold,
     leave,
     open_slice,
     pace,
@@ -30,6 +31,7 @@ from kosmos.lang import (
     reduce_tile,
     signal,
     stamp,
+    stamp_after,
     stamp_cycles,
     store_tile,
     wait,
@@ -48,6 +50,7 @@ def matmul_reduce_scatter_kernel(
     x_tiles,  # x [ranks, m, k] and w [ranks, n, k] as gemm_tile reads them: pointers or descriptors of [rows, k]
     w_tiles,
     part,  # [ranks, m, n], symmetric: each rank's product, in the dtype of x
+    part_tiles,  # part as store_tile writes it: a pointer or a descriptor of [rows, n]
     y,  # [ranks, m / RANKS, n]
     tiles,  # the builders' queue, [ranks, n_tiles + 1, ITEM_WORDS]
     n_tiles,
@@ -66,6 +69,7 @@ def matmul_reduce_scatter_kernel(
     n,
     k,
     RANKS: tl.constexpr,
+    SCOPE: tl.constexpr,
     WORKGROUPS: tl.constexpr,
     SWITCH: tl.constexpr,
     TWO_WAY: tl.constexpr,
@@ -79,6 +83,7 @@ def matmul_reduce_scatter_kernel(
     RM: tl.constexpr,
     RN: tl.constexpr,
     TMA: tl.constexpr,
+    TMA_STORE: tl.constexpr,
     FLATTEN: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
@@ -94,45 +99,51 @@ def matmul_reduce_scatter_kernel(
 
     done = tl.full((), 0, tl.int32)
     claimed, clocked = stamp(TRACE), stamp_cycles(TRACE)
+    nothing = (tl.full((), 0, tl.int32), tl.full((), -1, tl.int32))
     if TWO_WAY:
-        role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
+        role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS, SCOPE)
         while (role == BUILDER) | (ticket < n_sums):
             if role == BUILDER:
-                claimed, clocked, done = _build(
-                    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                    log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                claimed, clocked, done, made = _build(
+                    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, nothing,
+                    log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
+                _tell(state, made, RANKS, SCOPE)
             else:
                 claimed, clocked, done = _reduce(
                     here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
-                    log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, RM, RN,
+                    log, done, claimed, clocked, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, RM, RN,
                 )  # fmt: skip
-            role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS)
+            role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS, SCOPE)
     else:
         if workgroup >= crew:
             ticket = claim(state, BUILDER)
-            # builders wait for nobody: one tile's stores overlap the next one's loads. The rest goes one by one,
-            # so that all workgroups end together.
+            # builders wait for nobody: one tile's stores overlap the next one's loads, and a tile is told of after the
+            # next one's product, when its stores have long arrived. The rest goes one by one, so that all workgroups
+            # end together.
             if FLATTEN:
+                made = nothing
                 for _ in tl.range(0, n_tiles // (WORKGROUPS - crew) - 1, flatten=True):
                     following = claim(state, BUILDER)
-                    claimed, clocked, done = _build(
-                        here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                        log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                    claimed, clocked, done, made = _build(
+                        here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, made,
+                        log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                     )  # fmt: skip
                     ticket = following
+                _tell(state, made, RANKS, SCOPE)
             while ticket < n_tiles:
-                claimed, clocked, done = _build(
-                    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
-                    log, done, claimed, clocked, RANKS, TRACE, BM, BN, BK, TMA, EVEN_K,
+                claimed, clocked, done, made = _build(
+                    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, nothing,
+                    log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
+                _tell(state, made, RANKS, SCOPE)
                 ticket = claim(state, BUILDER)
         if SWITCH or workgroup < crew:
             ticket = claim(state, REDUCER)
             while ticket < n_sums:
                 claimed, clocked, done = _reduce(
                     here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
-                    log, done, claimed, clocked, RANKS, PACED, TRACE, ALIGN, STAGES, RM, RN,
+                    log, done, claimed, clocked, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, RM, RN,
                 )  # fmt: skip
                 ticket = claim(state, REDUCER)
     close_slice(log, done, TRACE)
@@ -141,41 +152,51 @@ def matmul_reduce_scatter_kernel(
 
 @triton.jit
 def _build(
-    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part, m, n, k,
+    here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, made,
     log, done, claimed, clocked,
-    RANKS: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    TMA: tl.constexpr, EVEN_K: tl.constexpr,
+    RANKS: tl.constexpr, SCOPE: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, TMA: tl.constexpr, TMA_STORE: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Builder: multiply one tile and tell the rank that will add it up. A ticket beyond the queue makes nothing."""
+    """Builder: multiply one tile, tell of what was `made` before, and store. Returns besides what it has made itself,
+    (rank that adds it up, its counter there), to be told of. A ticket beyond the queue makes nothing: counter -1.
+    """
     state, _, _, _ = here
     item = tiles + tl.minimum(ticket, n_tiles).to(tl.int64) * ITEM_WORDS
     # what comes after the product uses only what is loaded here: in a flattened loop Triton gives it the next `ticket`
     index, row, rows = tl.load(item + INDEX), tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
-    adder, made = tl.load(item + SIGNAL_RANK), tl.load(item + SIGNAL)
+    adder, counter = tl.load(item + SIGNAL_RANK), tl.load(item + SIGNAL)
     tile = gemm_tile(x_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    store_tile(part, tile, local * m + row, rows, col, n, BM, BN)
+    _tell(state, made, RANKS, SCOPE)
+    store_tile(part_tiles, tile, local * m + row, rows, col, n, TMA_STORE, BM, BN)
     if rows > 0:
         claimed, clocked = record(log, done, BUILDER, index, claimed, claimed, clocked, TRACE)
         done += 1
-        signal(counter_on(state, adder, made, RANKS))
-    return claimed, clocked, done
+    return claimed, clocked, done, (hold(adder), hold(counter))
+
+
+@triton.jit
+def _tell(state, made, RANKS: tl.constexpr, SCOPE: tl.constexpr):
+    """Signal the rank that adds a tile up that its part of it is made; made: (rank, counter), -1 for nothing."""
+    adder, counter = made
+    if counter >= 0:
+        signal(counter_on(state, adder, counter, RANKS), SCOPE)
 
 
 @triton.jit
 def _reduce(
     here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
     log, done, claimed, clocked,
-    RANKS: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
-    RM: tl.constexpr, RN: tl.constexpr,
+    RANKS: tl.constexpr, SCOPE: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr,
+    STAGES: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr,
 ):  # fmt: skip
     """Reducer: add up all ranks' parts of one tile of this rank's rows, once they are made."""
     state, _, rank, _ = here
     item = sums + ticket.to(tl.int64) * ITEM_WORDS
     row, rows = tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * RN, tl.load(item + COLS)
-    wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS)
-    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
+    wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS, SCOPE)
+    started, clocked = stamp_after(claimed, TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     mine = part + (local * m + row).to(tl.int64) * n
     out = y + (local * shard + row - rank * shard).to(tl.int64) * n
@@ -222,6 +243,7 @@ def _forward(x: torch.Tensor, w: torch.Tensor, world: World, policy, order: Orde
     arguments = {
         **plan.operands(x=(x, "rows"), w=(w, "cols")),
         "part": part,
+        **plan.result(part=part),
         "y": y,
         "tiles": plan.tables["builder"],
         "n_tiles": plan.length("builder"),

@@ -6,28 +6,39 @@ counter of a rank:   0 .. ranks-1            rank s has entered the launch: its 
 
 import numpy as np
 
-from kosmos.schedule.queues import GROUP, Order, Queues, Tile, by, by_rows, numbered, ordered, tile_table
+from kosmos.schedule.queues import Order, Queues, Tile, by, by_rows, numbered, ordered, tile_table
 
 COPY_BYTES = 512 * 1024
 """About how much one mover item carries: enough to hide a claim, little enough to share a row block."""
 
 
-def local_first(items: np.recarray) -> np.ndarray:
+def local_first(group: int, items: np.recarray) -> np.ndarray:
     """Own rows first, while the others travel; then the peers' row blocks in turns, the nearest rank first."""
     distance = (items.chunk - items.rank) % (items.chunk.max() + 1)
     peers = max(int(distance.max()), 1)
     local = distance == 0
-    group = np.where(local, GROUP, max(1, GROUP // peers))
-    return by(~local, items.band // group, items.column, items.band % group, distance)
+    bands = np.where(local, group, max(1, group // peers))
+    return by(~local, items.band // bands, items.column, items.band % bands, distance)
 
 
 ORDERS = {"local_first": local_first, "rank": by_rows}
 
 
 def queues(
-    *, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int = 2, order: Order = "local_first"
+    *,
+    m: int,
+    n: int,
+    k: int,
+    ranks: int,
+    tile: Tile,
+    itemsize: int = 2,
+    order: Order = "local_first",
+    group: int = 8,
 ) -> Queues:
-    """Queues for y[m, n] = gather(x)[m, k] @ w[n, k].T on each of `ranks` ranks that hold m / ranks rows of x each."""
+    """Queues for y[m, n] = gather(x)[m, k] @ w[n, k].T on each of `ranks` ranks that hold m / ranks rows of x each.
+
+    group: how many row blocks the named orders walk together (kosmos.schedule.queues.group_for).
+    """
     chunk_rows = m // ranks
     bands = -(-chunk_rows // tile.rows)
     width = _part_width(k, k * itemsize * tile.rows)
@@ -38,7 +49,7 @@ def queues(
         remote = table.chunk != rank
         table.wait[remote] = (ranks + table.chunk * bands + table.band)[remote]
         table.wait_count[remote] = parts
-        table = ordered(table, order, ORDERS)
+        table = ordered(table, order, ORDERS, group)
         tiles.append(table)
         moves.append(_moves(table, rank, width, k))
     return Queues(

@@ -5,29 +5,34 @@ counter of a rank:   band*columns + column   partials of this output tile that h
 
 import numpy as np
 
-from kosmos.schedule.queues import GROUP, Order, Queues, Tile, by, by_rows, numbered, ordered, tile_table
+from kosmos.schedule.queues import Order, Queues, Tile, by, by_rows, numbered, ordered, tile_table
 
 
-def band_order(items: np.recarray) -> np.ndarray:
+def band_order(group: int, items: np.recarray) -> np.ndarray:
     """Band by band across every rank's chunk, own chunk last: after one band every reducer has work."""
     ranks = items.chunk.max() + 1
     turn = (items.chunk - items.rank - 1) % ranks
-    group = max(1, GROUP // int(ranks))
-    return by(items.band // group, items.column, items.band % group, turn)
+    bands = max(1, group // int(ranks))
+    return by(items.band // bands, items.column, items.band % bands, turn)
 
 
 ORDERS = {"band": band_order, "row": by_rows}
 
 
-def queues(*, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int = 2, order: Order = "band") -> Queues:
-    """Queues for sum over ranks of x[m, k] @ w[n, k].T, of which each of `ranks` ranks keeps m / ranks rows."""
+def queues(
+    *, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int = 2, order: Order = "band", group: int = 8
+) -> Queues:
+    """Queues for sum over ranks of x[m, k] @ w[n, k].T, of which each of `ranks` ranks keeps m / ranks rows.
+
+    group: how many row blocks the named orders walk together (kosmos.schedule.queues.group_for).
+    """
     chunk_rows = m // ranks
     columns = -(-n // tile.cols)
     tiles = []
     for rank in range(ranks):
         table = tile_table(rank, ranks, chunk_rows, n, tile)
         table.signal_rank, table.signal = table.chunk, table.band * columns + table.column
-        tiles.append(ordered(table, order, ORDERS))
+        tiles.append(ordered(table, order, ORDERS, group))
     builders = np.stack(tiles)
     bands = -(-chunk_rows // tile.rows)
     reducers = np.stack([_reductions(builders, rank, bands * columns) for rank in range(ranks)])

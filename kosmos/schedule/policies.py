@@ -1,5 +1,6 @@
 """Policies: which workgroups start in which role, and which may switch."""
 
+import math
 from dataclasses import dataclass
 
 from kosmos.errors import KosmosArgumentError
@@ -67,13 +68,13 @@ class Policy:
 
     @staticmethod
     def default(queues: Queues, workgroups: int, cost_ns: dict[str, float]) -> "Policy":
-        """One-way. Movers, whom builders wait for, start as a fifth of the workgroups; reducers, whom builders join in
-        the end, as three quarters of their share of the work, but no less than a sixteenth. cost_ns: as in `settle`.
+        """One-way. Movers, whom builders wait for, start as their share of the work, rounded up; reducers, whom
+        builders join in the end, as three quarters of it; both are a sixteenth at least. cost_ns: as in `settle`.
         """
+        share = cost_ns[queues.crew_role] / sum(cost_ns.values()) * workgroups
         if queues.crew_role == queues.producer:
-            return Policy.one_way(max(1, workgroups // 5))
-        share = cost_ns[queues.crew_role] / sum(cost_ns.values())
-        return Policy.one_way(min(max(1, workgroups // 16, round(0.75 * share * workgroups)), workgroups - 1))
+            return Policy.one_way(max(1, workgroups // 16, min(math.ceil(share), workgroups - 1)))
+        return Policy.one_way(min(max(1, workgroups // 16, round(0.75 * share)), workgroups - 1))
 
     @property
     def switches(self) -> bool:

@@ -1,10 +1,13 @@
 """Queues as tables: the ordered work of every role on every rank, as data that kernels and models read alike."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from kosmos.errors import KosmosArgumentError
 
@@ -20,9 +23,6 @@ complete it (wait = -1: nothing). A counter is waited for as a whole: wait_count
 signal_rank, signal: the counter, and the rank that holds it, that the finished item adds one to (-1: none).
 """
 
-GROUP = 8
-"""Row blocks that are walked column by column together, so that their operands stay in the L2 cache."""
-
 Order = str | Callable[[np.recarray], np.ndarray]
 """An order: a name, or a function from the item table of one rank to a permutation of it."""
 
@@ -32,6 +32,12 @@ class Tile(NamedTuple):
 
     rows: int
     cols: int
+
+
+def group_for(workgroups: int, tile: Tile) -> int:
+    """How many row blocks to walk column by column together: with a tile in every workgroup, the tiles at work then
+    have about as many rows as columns, so that they read the fewest operands. A power of two."""
+    return 2 ** round(math.log2(max(1.0, math.sqrt(workgroups * tile.cols / tile.rows))))
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,16 @@ class Queues:
     crew_role: str
     items: dict[str, np.ndarray]
 
+    def table(self) -> pa.Table:
+        """The items of all queues as a trace keeps them."""
+        parts = []
+        for role, table in self.items.items():
+            columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]).reshape(-1) for name in FIELDS}
+            columns["item"] = columns.pop("index")
+            columns["role"] = pa.array([role] * table.size, pa.string())
+            parts.append(pa.table(columns))
+        return pa.concat_tables(parts)
+
 
 def tile_table(rank: int, ranks: int, chunk_rows: int, cols: int, tile: Tile) -> np.recarray:
     """All output tiles of a [ranks * chunk_rows, cols] matrix as ITEM rows of `rank`, chunk by chunk, row by row.
@@ -71,16 +87,22 @@ def tile_table(rank: int, ranks: int, chunk_rows: int, cols: int, tile: Tile) ->
     return numbered(table)
 
 
-def ordered(table: np.recarray, order: Order, named: Mapping[str, Callable[[np.recarray], np.ndarray]]) -> np.recarray:
+def ordered(
+    table: np.recarray, order: Order, named: Mapping[str, Callable[[int, np.recarray], np.ndarray]], group: int
+) -> np.recarray:
     """`table` in the given order: one of the `named` ones, "random:SEED", or a function that returns a permutation.
+
+    named: functions of `group`, the number of row blocks that are walked together, and of the table.
 
     Raises KosmosArgumentError for an unknown name and for a result that is no permutation.
     """
     if isinstance(order, str) and order.startswith("random:") and _is_number(order[7:]):
         generator = np.random.default_rng((int(order[7:]), int(table.rank[0])))
         return numbered(table[generator.permutation(len(table))])
-    rule = order if callable(order) else named.get(order) if isinstance(order, str) else None
-    if rule is None:
+    rule = order
+    if isinstance(order, str) and order in named:
+        rule = partial(named[order], group)
+    if not callable(rule):
         allowed = ", ".join(repr(name) for name in (*named, "random:SEED"))
         raise KosmosArgumentError(f"order={order!r} is unknown; allowed are {allowed} or a function")
     returned = rule(table.copy())
@@ -122,7 +144,7 @@ def by(*keys: np.ndarray) -> np.ndarray:
     return np.lexsort(keys[::-1])
 
 
-def by_rows(items: np.recarray) -> np.ndarray:
+def by_rows(group: int, items: np.recarray) -> np.ndarray:
     """Rows from the first to the last, on every rank alike; the last rank's chunk comes last everywhere."""
     block = items.chunk * (items.band.max() + 1) + items.band
-    return by(block // GROUP, items.column, block % GROUP)
+    return by(block // group, items.column, block % group)

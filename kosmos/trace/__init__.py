@@ -2,7 +2,7 @@
 
 from kosmos.trace.metrics import Summary
 from kosmos.trace.records import decode
-from kosmos.trace.schema import COUNTERS, QUEUE, ROLES, SPANS
+from kosmos.trace.schema import COUNTERS, QUEUE, RANGES, ROLES, SPANS
 from kosmos.trace.trace import Trace
 
-__all__ = ["COUNTERS", "QUEUE", "ROLES", "SPANS", "Summary", "Trace", "decode"]
+__all__ = ["COUNTERS", "QUEUE", "RANGES", "ROLES", "SPANS", "Summary", "Trace", "decode"]

@@ -3,6 +3,8 @@
 import base64
 import json
 import os
+import zlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -11,10 +13,14 @@ import pyarrow.parquet as pq
 from kosmos.errors import KosmosTraceError
 from kosmos.files import whole_file
 
-FORMAT = 1
+FORMAT = 2
 
-# Keys of the footer: {"format": FORMAT, "meta": ...} as JSON, the other tables as Parquet in base64.
-_KEY, _QUEUE_KEY, _COUNTERS_KEY = "kosmos", "kosmos.queue", "kosmos.counters"
+# Keys of the footer: {"format": FORMAT, "meta": ...} as JSON; the other tables as Parquet in base64.
+_KEY = "kosmos"
+# Pages have their own checksums, the footer has this one: of the texts above and below, in their order.
+_CHECKSUM_KEY, _CHECKSUM_SINCE = "kosmos.crc32", 2
+# Tables in the footer, under kosmos.NAME, and the format that brought each; older files have an empty one.
+_SINCE = {"queue": 1, "counters": 1, "ranges": 2}
 
 # A queue of some million items in the footer is more than Parquet's guard against broken files expects.
 _FOOTER_LIMIT = 2**31 - 1
@@ -22,19 +28,20 @@ _FOOTER_LIMIT = 2**31 - 1
 Path = str | os.PathLike[str]
 
 
-def save(path: Path, spans: pa.Table, queue: pa.Table, counters: pa.Table, meta: dict[str, Any]) -> None:
-    """Write a trace's tables and meta to `path`, whole or not at all; the same trace gives the same bytes.
+def save(path: Path, spans: pa.Table, tables: Mapping[str, pa.Table], meta: dict[str, Any]) -> None:
+    """Write a trace's spans, its other tables by name, and meta to `path`, whole or not at all.
 
-    Raises KosmosTraceError if the file cannot be written or `meta` is not JSON.
+    The same trace gives the same bytes. Raises KosmosTraceError if the file cannot be written or `meta` is not JSON.
     """
     head = as_text({"format": FORMAT, "meta": as_json(meta)})
-    footer = {_KEY: head, _QUEUE_KEY: _pack(queue), _COUNTERS_KEY: _pack(counters)}
+    footer = {_KEY: head} | {f"{_KEY}.{name}": _pack(tables[name]) for name in _SINCE}
+    footer[_CHECKSUM_KEY] = checksum(footer.values())
     with whole_file(path, KosmosTraceError) as file:
         _write(spans, file, footer)
 
 
-def load(path: Path) -> tuple[pa.Table, pa.Table, pa.Table, dict[str, Any]]:
-    """Spans, queue, counters and meta of the file at `path`; what the tables hold is not looked at.
+def load(path: Path) -> tuple[pa.Table, dict[str, pa.Table], dict[str, Any]]:
+    """Spans, other tables by name, and meta of the file at `path`; what the tables hold is not looked at.
 
     Raises KosmosTraceError for a file that is missing, truncated, damaged, foreign or of a newer format.
     """
@@ -67,6 +74,14 @@ def as_text(value: dict[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+def checksum(texts: Iterable[str | bytes]) -> str:
+    """CRC-32 of texts that follow one another, in hexadecimal."""
+    value = 0
+    for text in texts:
+        value = zlib.crc32(text.encode() if isinstance(text, str) else text, value)
+    return f"{value:08x}"
+
+
 def _write(table: pa.Table, where: Any, footer: dict[str, str]) -> None:
     integers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
     with pq.ParquetWriter(
@@ -82,7 +97,7 @@ def _write(table: pa.Table, where: Any, footer: dict[str, str]) -> None:
         writer.add_key_value_metadata(footer)
 
 
-def _read(file: Any, path: str) -> tuple[pa.Table, pa.Table, pa.Table, dict[str, Any]]:
+def _read(file: Any, path: str) -> tuple[pa.Table, dict[str, pa.Table], dict[str, Any]]:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     start = file.read(4)
@@ -97,16 +112,19 @@ def _read(file: Any, path: str) -> tuple[pa.Table, pa.Table, pa.Table, dict[str,
     if _KEY.encode() not in footer:
         raise KosmosTraceError(f"{path}: is a Parquet file, but not a trace of KOSMOS")
     head = json.loads(footer[_KEY.encode()])
-    if not isinstance(head, dict) or not isinstance(head.get("format"), int):
+    number = head.get("format") if isinstance(head, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise _damaged(path)
-    if head["format"] > FORMAT:
-        raise KosmosTraceError(
-            f"{path}: has format {head['format']}, written by a newer KOSMOS; this one reads up to {FORMAT}"
-        )
+    if number > FORMAT:
+        raise KosmosTraceError(f"{path}: has format {number}, written by a newer KOSMOS; this one reads up to {FORMAT}")
     if not isinstance(head.get("meta"), dict):
         raise _damaged(path)
-    queue, counters = (_unpack(footer, key, path) for key in (_QUEUE_KEY, _COUNTERS_KEY))
-    return parquet.read(), queue, counters, head["meta"]
+    if number >= _CHECKSUM_SINCE:
+        texts = [footer.get(key.encode(), b"") for key in (_KEY, *(f"{_KEY}.{name}" for name in _SINCE))]
+        if footer.get(_CHECKSUM_KEY.encode()) != checksum(texts).encode():
+            raise _damaged(path)
+    tables = {name: _unpack(footer, f"{_KEY}.{name}", path) for name, since in _SINCE.items() if number >= since}
+    return parquet.read(), tables, head["meta"]
 
 
 def _parquet(file: Any) -> pq.ParquetFile:

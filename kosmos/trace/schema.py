@@ -56,6 +56,17 @@ COUNTERS = pa.schema(
     }
 )
 
+# What ran outside the workgroups' items: host ranges, kernel dispatches, markers
+RANGES = pa.schema(
+    {
+        "rank": pa.int32(),  # -1 = of no rank: the host's
+        "track": pa.string(),  # what it ran on: a thread, a stream
+        "name": pa.string(),
+        "start_ns": pa.int64(),
+        "end_ns": pa.int64(),
+    }
+)
+
 
 def conform(table: pa.Table | Mapping[str, Any] | None, schema: pa.Schema, name: str) -> pa.Table:
     """`table` (or a mapping from column name to values; None is empty) with the columns of `schema` and no others.

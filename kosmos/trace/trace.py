@@ -9,19 +9,19 @@ import pyarrow as pa
 
 from kosmos.errors import KosmosTraceError
 from kosmos.trace import files, metrics
-from kosmos.trace.schema import COUNTERS, QUEUE, SPANS, conform, numbers
+from kosmos.trace.schema import COUNTERS, QUEUE, RANGES, SPANS, conform, numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class Trace:
-    """What happened in one run: who did which item when (`spans`), the queue they took it from, counters, `meta`.
+    """What happened in one run: who did which item when, the queue they took it from, counters, ranges, `meta`.
 
-    `spans`, `queue` and `counters` are pyarrow Tables with the columns of `kosmos.trace.schema`; all times are int64
-    ns from the run's epoch. `meta` is a dict of plain JSON values; what KOSMOS writes there (op, shape, dtype,
-    policy, order, machine, place, clock, dropped, ...) may all be missing. `ranks`, and `workgroups` of a rank, are
-    taken from `meta`, else from the spans.
+    `spans`, `queue`, `counters` and `ranges` (of the host, of kernel dispatches, markers) are pyarrow Tables with the
+    columns of `kosmos.trace.schema`; all times are int64 ns from the run's epoch. `meta` is a dict of plain JSON
+    values; what KOSMOS writes there (op, shape, dtype, policy, order, machine, place, clock, dropped, ...) may all be
+    missing. `ranks`, and `workgroups` of a rank, are taken from `meta`, else from the spans.
 
     A table may be given as a mapping from column name to values, or as None for an empty one. A trace holds what it
     was given: nothing is clamped, sorted or repaired, and `problems()` lists what is wrong. Raises KosmosTraceError
@@ -34,10 +34,12 @@ class Trace:
         queue: pa.Table | Mapping[str, Any] | None = None,
         counters: pa.Table | Mapping[str, Any] | None = None,
         meta: dict[str, Any] | None = None,
+        ranges: pa.Table | Mapping[str, Any] | None = None,
     ) -> None:
         self.spans: pa.Table = conform(spans, SPANS, "spans")
         self.queue: pa.Table = conform(queue, QUEUE, "queue")
         self.counters: pa.Table = conform(counters, COUNTERS, "counters")
+        self.ranges: pa.Table = conform(ranges, RANGES, "ranges")
         self.meta: dict[str, Any] = files.as_json({} if meta is None else meta)
         self.ranks = self._extent("ranks", "rank")
         self.workgroups = self._extent("workgroups", "workgroup")
@@ -63,20 +65,55 @@ class Trace:
 
         The same trace gives the same bytes. Raises KosmosTraceError if that fails.
         """
-        files.save(path, self.spans, self.queue, self.counters, self.meta)
+        tables = {"queue": self.queue, "counters": self.counters, "ranges": self.ranges}
+        files.save(path, self.spans, tables, self.meta)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
-        """The trace that was saved at `path`, bit for bit.
+        """The trace that was saved at `path`, bit for bit; files of all earlier formats are read.
 
         Raises KosmosTraceError, naming the path, for a file that is missing, cut off, damaged, not a trace, or
         written by a newer format.
         """
-        tables = files.load(path)
+        spans, tables, meta = files.load(path)
         try:
-            return cls(*tables)
+            return cls(spans, **tables, meta=meta)
         except KosmosTraceError as error:
             raise KosmosTraceError(f"{os.fspath(path)}: {error}") from None
+
+    @classmethod
+    def from_rocpd(cls, path: str | os.PathLike[str]) -> "Trace":
+        """The kernel dispatches and markers of a rocpd file, as `ranges` of a trace without spans.
+
+        The file is what `rocprofv3 --kernel-trace --marker-trace --output-format rocpd` writes. A dispatch is on the
+        rank that its GPU has among the GPUs of the file and on the track of its stream, named after its kernel; what
+        the host did is on rank -1 and the track of its thread, a marker named after its message. Times are ns from
+        the first range, `meta["epoch"]` is when that was on rocprofiler's clock. `beside` puts them beside a run.
+
+        Raises KosmosTraceError, naming the path, for a file that is missing, not rocpd, cut off, damaged, or without
+        dispatches.
+        """
+        from kosmos.trace import rocpd
+
+        ranges, meta = rocpd.load(path)
+        return cls(None, ranges=ranges, meta=meta)
+
+    def beside(self, other: "Trace", *, offset_ns: int | None = None, launch: str | None = None) -> "Trace":
+        """This trace with the ranges of `other` added, for looking at both on one axis.
+
+        `offset_ns` is what is added to the other's times. Without it, `launch` is text in the name of the one range
+        of `other` that is the launch of this run: its begin is put at this run's first claim. Two clocks are aligned
+        so to about the time that a launch takes to reach its first workgroup, microseconds. Without either, both
+        must have been stamped by one clock of one machine (`meta["clock"]["source"]`, `meta["epoch"]`). What was used
+        is noted in `meta["beside"]`, a list of {offset_ns, by}.
+
+        Raises KosmosTraceError if the two cannot be aligned.
+        """
+        from kosmos.trace import align
+
+        offset, by = align.offset_ns(self, other, offset_ns, launch)
+        meta = self.meta | {"beside": [*self.meta.get("beside", []), {"offset_ns": offset, "by": by}]}
+        return Trace(self.spans, self.queue, self.counters, meta, align.joined(self.ranges, other.ranges, offset))
 
     def summary(self) -> metrics.Summary:
         """Makespan (ns) and the share of each role, `wait` and `idle`; see `kosmos.trace.metrics.summary`."""
@@ -89,6 +126,34 @@ class Trace:
     def flows(self) -> pa.Table:
         """The edges from producer to consumer items; see `kosmos.trace.metrics.flows`."""
         return metrics.flows(self)
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """The flows as rows of `spans`: producers, consumers, how many lack one; see `kosmos.trace.metrics.edges`."""
+        return metrics.edges(self)
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Write a file for https://ui.perfetto.dev, whole or not at all; needs the package perfetto.
+
+        It has a track for every workgroup, in order, with slices named after their roles and `wait` before them,
+        arrows for the flows, the counters with their units, and the ranges. Times are exact, from the trace's smallest
+        one (`kosmos.base_ns` in the file's metadata) on. Spans that do not nest, as they overlap or run backwards, are
+        instants on tracks of their own, whose names say how many.
+
+        Raises KosmosEnvironmentError without the package, KosmosTraceError if the file cannot be written or the times
+        are 2^63 ns or more apart.
+        """
+        from kosmos.trace import export, perfetto
+
+        perfetto.write(export.Export(self), path)
+
+    def to_chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON that chrome://tracing and others read: what `to_perfetto` writes, three times as large.
+
+        Times are µs with three decimals, exact as text; readers that take them for floats lose ns after 104 days.
+        """
+        from kosmos.trace import chrome, export
+
+        chrome.write(export.Export(self), path)
 
     def plot(self, **options: Any) -> "Figure":
         """A matplotlib Figure of the run; the options are those of `kosmos.plots.timeline`."""
@@ -114,6 +179,7 @@ class Trace:
         return (
             self.spans.equals(other.spans)
             and self.queue.equals(other.queue)
+            and self.ranges.equals(other.ranges)
             and _bits(self.counters).equals(_bits(other.counters))
             and files.as_text(self.meta) == files.as_text(other.meta)
         )
@@ -138,6 +204,16 @@ def _check(meta: dict[str, Any]) -> None:
         for one in dropped
     ):
         raise KosmosTraceError(f"meta: dropped must be a list of {{rank, workgroup, records}}, not {dropped!r:.80}")
+
+    offsets, error = meta.get("clock_offsets_ns") or [], meta.get("clock_offsets_error_ns") or 0
+    if not isinstance(offsets, list) or not all(_is_ns(one) for one in offsets):
+        raise KosmosTraceError(f"meta: clock_offsets_ns must be a list of whole ns, one a rank, not {offsets!r:.80}")
+    if not (_is_ns(error) or (isinstance(error, list) and error and all(_is_ns(one) for one in error))):
+        raise KosmosTraceError(f"meta: clock_offsets_error_ns must be whole ns, one or one a rank, not {error!r:.80}")
+
+
+def _is_ns(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**62
 
 
 def _bits(counters: pa.Table) -> pa.Table:

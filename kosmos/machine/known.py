@@ -1,0 +1,220 @@
+"""The machines that are known by name, and where their numbers come from."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kosmos.errors import KosmosArgumentError
+from kosmos.machine.model import Machine
+
+_SHEET = "data sheet"
+_SUMS = "derived: AMD's data sheet gives the sum of both directions of all links"
+_FULL = {"idle_w": 165.0, "cap_w": 700.0, "exponent": 2.1}
+_SWEEP = "fitted to the clocks of traces/h200; agrees with sustained GEMMs on 32 to 132 units of an H200"
+_IDLE = "fitted to the power of sustained GEMMs on 32 to 132 units of an H200"
+_WAIT = "derived: the third of a multiplying unit's that an H200's takes"
+_COPY = "assumed: near the 34 GB/s of an H200's workgroup"
+_LATE = "assumed: an atomic in the last-level cache and a round trip between GPUs"
+
+
+def _unit_w(units: int, cap_w: float, idle_w: float, full_share: float) -> float:
+    """unit_w of a machine that runs at `full_share` of its highest clock when all of its units multiply."""
+    return (cap_w - idle_w) / (units * full_share ** _FULL["exponent"])
+
+
+def _gpu(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
+    numbers.setdefault("wait_w", numbers["unit_w"] / 3)
+    usual = {
+        "units": _SHEET,
+        "tflops": _SHEET + ", dense",
+        "memory_gbps": _SHEET,
+        "clock_mhz": _SHEET,
+        "peak_mhz": _SHEET,
+        "cap_w": _SHEET,
+        "copy_gbps": _COPY,
+        "atomic_ns": _LATE,
+        "link_ns": _LATE,
+        "wait_w": _WAIT,
+        "exponent": _SWEEP + "; taken to hold for every GPU",
+        "narrow": _SHEET,
+    }
+    return Machine(name, **numbers, sources={**usual, **sources})
+
+
+def _amd(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
+    return _gpu(
+        name,
+        {
+            "link_gbps": _SUMS,
+            "topology": "AMD: a mesh of 7 links, no switch",
+            "efficiency": "AMD's maximum achievable FLOP/s: an MI300X reaches 94 % of its peak at the clock it runs at",
+            "idle_w": "derived: the share of the cap that an H200 takes",
+            "byte_pj": _SWEEP + "; taken to hold for every GPU",
+            **sources,
+        },
+        **{"topology": "mesh", "efficiency": 0.94, "exponent": _FULL["exponent"], "byte_pj": 10.0} | numbers,
+    )
+
+
+def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
+    measured = "fitted to the traces of traces/h200"
+    return _gpu(
+        name,
+        {
+            "link_gbps": _SHEET + ", per direction",
+            "topology": "NVIDIA: a switch, so that one pair can use all of a port",
+            "efficiency": measured,
+            "tile_start_ns": measured,
+            "copy_gbps": measured,
+            "reduce_gbps": measured,
+            "atomic_ns": measured,
+            "idle_w": _IDLE,
+            "unit_w": _SWEEP,
+            "wait_w": _SWEEP,
+            "byte_pj": _SWEEP,
+            "flatten": "the kernels for sm_90",
+            **sources,
+        },
+        **{
+            "topology": "switch",
+            "efficiency": 0.99,
+            "tile_start_ns": 3050.0,
+            "copy_gbps": 43.4,
+            "reduce_gbps": 38.7,
+            "atomic_ns": 665.0,
+            "byte_pj": 10.0,
+        }
+        | numbers,
+    )
+
+
+_HOPPER: dict[str, Any] = dict(
+    units=132, tflops=989, peak_mhz=1830, link_gbps=450, clock_mhz=1980, flatten=True, unit_w=7.6, wait_w=2.5, **_FULL
+)
+# the whole of its idle share and of its full-load clock is that of an MI355X: the same die
+_MI355X_IDLE, _MI355X_FULL = 165 / 700 * 1400, 1610 / 2517 / 0.94
+_MI355X_UNIT = _unit_w(256, 1400, _MI355X_IDLE, _MI355X_FULL)
+_B200_IDLE = 165 / 700 * 1000
+
+_ALL = (
+    Machine(
+        "laptop",
+        units=16,
+        tflops=3.2,
+        memory_gbps=200,
+        link_gbps=8,
+        copy_gbps=16,
+        clock_mhz=1000,
+        efficiency=1.0,
+        tile=(64, 64),
+        sources=dict.fromkeys(
+            ("units", "tflops", "memory_gbps", "link_gbps", "copy_gbps", "clock_mhz", "efficiency", "tile"),
+            "chosen to show on a few workgroups what a GPU shows on hundreds",
+        ),
+    ),
+    _amd(
+        "MI300X",
+        {"unit_w": "derived: all units at 1207 MHz under the cap, AMD's maximum achievable FLOP/s"},
+        units=304,
+        tflops=1307,
+        memory_gbps=5300,
+        link_gbps=64,
+        copy_gbps=30,
+        clock_mhz=2100,
+        cap_w=750,
+        idle_w=165 / 700 * 750,
+        unit_w=_unit_w(304, 750, 165 / 700 * 750, 1207 / 2100),
+    ),
+    _amd(
+        "MI350X",
+        {
+            "idle_w": "derived: that of an MI355X, the same die",
+            "unit_w": "derived: that of an MI355X at the same clock, the same die",
+        },
+        units=256,
+        tflops=2307,
+        memory_gbps=8000,
+        link_gbps=76.8,
+        copy_gbps=30,
+        clock_mhz=2200,
+        cap_w=1000,
+        idle_w=_MI355X_IDLE,
+        unit_w=_MI355X_UNIT * (2200 / 2400) ** _FULL["exponent"],
+    ),
+    _amd(
+        "MI355X",
+        {"unit_w": "derived: the full-load clock at which 94 % of peak are the 1610 TFLOP/s that HipKittens reports"},
+        units=256,
+        tflops=2517,
+        memory_gbps=8000,
+        link_gbps=76.8,
+        copy_gbps=30,
+        clock_mhz=2400,
+        cap_w=1400,
+        idle_w=_MI355X_IDLE,
+        unit_w=_MI355X_UNIT,
+    ),
+    _nvidia("H100", {"unit_w": "derived: that of an H200, the same die"}, memory_gbps=3350, **_HOPPER),
+    _nvidia("H200", {}, memory_gbps=4800, **_HOPPER),
+    _nvidia(
+        "B200",
+        {
+            "clock_mhz": "assumed",
+            "unit_w": "derived: all units run at the share of their highest clock that an H200's do",
+            "idle_w": "derived: the share of the cap that an H200 takes",
+        },
+        units=148,
+        tflops=2250,
+        memory_gbps=7700,
+        link_gbps=900,
+        clock_mhz=1965,
+        copy_gbps=50,
+        reduce_gbps=50,
+        cap_w=1000,
+        idle_w=_B200_IDLE,
+        unit_w=_unit_w(148, 1000, _B200_IDLE, 1480 / 1980),
+        exponent=_FULL["exponent"],
+    ),
+)
+
+
+class Machines(Mapping[str, Machine]):
+    """Machine models by name; "H200/4" is an H200 that 4 virtual ranks share."""
+
+    def __init__(self, known: dict[str, Machine]) -> None:
+        self._known = known
+
+    def __getitem__(self, name: str) -> Machine:
+        whole, slash, ranks = name.partition("/")
+        machine = self._known[whole]
+        if not slash:
+            return machine
+        if not ranks.isdecimal() or len(ranks) > 9:
+            raise KeyError(name)
+        return machine.split(int(ranks))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __repr__(self) -> str:
+        return f"machines: {', '.join(self)}"
+
+
+machines = Machines({machine.name: machine for machine in _ALL})
+"""Machine models by name."""
+
+
+def machine_named(name: "str | Machine") -> Machine:
+    """The machine model of that name (or itself)."""
+    if isinstance(name, Machine):
+        return name
+    if isinstance(name, str):
+        try:
+            return machines[name]
+        except KeyError:
+            pass
+    raise KosmosArgumentError(
+        f"machine={name!r} is unknown; known are {', '.join(machines)}, and NAME/RANKS for a part"
+    )
