@@ -64,6 +64,8 @@ def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
             "topology": "NVIDIA: a switch, so that one pair can use all of a port",
             "efficiency": measured,
             "tile_start_ns": measured,
+            "tile_fill_ns": measured,
+            "busy_mhz": measured,
             "copy_gbps": measured,
             "reduce_gbps": measured,
             "atomic_ns": measured,
@@ -77,7 +79,8 @@ def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
         **{
             "topology": "switch",
             "efficiency": 0.99,
-            "tile_start_ns": 3050.0,
+            "tile_start_ns": 2500.0,
+        "tile_fill_ns": 950.0,
             "copy_gbps": 43.4,
             "reduce_gbps": 38.7,
             "atomic_ns": 665.0,
@@ -88,7 +91,7 @@ def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
 
 
 _HOPPER: dict[str, Any] = dict(
-    units=132, tflops=989, peak_mhz=1830, link_gbps=450, clock_mhz=1980, flatten=True, unit_w=7.6, wait_w=2.5, **_FULL
+    units=132, tflops=989, peak_mhz=1830, link_gbps=450, clock_mhz=1980, flatten=True, unit_w=7.6, wait_w=2.5, busy_mhz=1800, cache_mb=25, **_FULL
 )
 # the whole of its idle share and of its full-load clock is that of an MI355X: the same die
 _MI355X_IDLE, _MI355X_FULL = 165 / 700 * 1400, 1610 / 2517 / 0.94

@@ -126,17 +126,20 @@ def simulate_queues(
         from kosmos.simulator.result import trace_of
         from kosmos.simulator.watch import run_asked
 
-        work = setup.work_of(queues, machine, workgroups, k, itemsize, tile)
+        # as the kernels do: not under two_way, and not where builders wait for others
+        flat = flatten and (queues.producer == "builder" or queues.ranks == 1)
+        flat = flat and isinstance(policy, Policy) and policy.kind != "two_way"
+        work = setup.work_of(queues, machine, workgroups, k, itemsize, tile, flat)
         if isinstance(policy, Policy):
             text = str(policy)
             if policy.crew is None or policy.crew > workgroups:
                 check(queues, policy, workgroups)
-            state = setup.state_of(work, setup.POLICIES[policy.kind], policy.crew or 0, flatten)
+            state = setup.state_of(work, setup.POLICIES[policy.kind], policy.crew or 0, flat)
             engine.begin(state)
             engine.go_on(state)
         else:
             text = getattr(policy, "__name__", repr(policy))
-            state = setup.state_of(work, engine.ASKED, 0, flatten)
+            state = setup.state_of(work, engine.ASKED, 0, flat)
             with Watched(f"policy {text}") as watched:
                 run_asked(state, policy, (queues.producer, queues.consumer), watched)
     if int(state.run["spans"][0]) < len(state.item):
