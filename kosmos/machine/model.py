@@ -16,7 +16,19 @@ if TYPE_CHECKING:
 
 TOPOLOGIES = ("mesh", "switch", "memory")
 
-MAY_BE_ZERO = {"memory_ns", "link_ns", "atomic_ns", "tile_start_ns", "tile_fill_ns", "busy_mhz", "cap_w", "idle_w", "unit_w", "wait_w", "byte_pj"}
+MAY_BE_ZERO = {
+    "memory_ns",
+    "link_ns",
+    "atomic_ns",
+    "tile_start_ns",
+    "tile_fill_ns",
+    "busy_mhz",
+    "cap_w",
+    "idle_w",
+    "unit_w",
+    "wait_w",
+    "byte_pj",
+}
 
 
 def _fact(unit: str, says: str, **default: Any) -> Any:
