@@ -17,8 +17,8 @@ import triton.language as tl
 
 from kosmos.errors import KosmosDeadlock
 from kosmos.machine import Machine
+from kosmos.machine.model import NAP_NS
 
-NAP_NS = 40
 LOOKS_WITHOUT_A_WRITE = 100_000
 STARES_FOR_FREE = 100
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 TOPOLOGIES = ("mesh", "switch", "memory")
 
+NAP_NS = 40
+"""How long a workgroup that polls naps between two rounds."""
+
 MAY_BE_ZERO = {
     "memory_ns",
     "link_ns",

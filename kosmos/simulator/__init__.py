@@ -3,7 +3,7 @@
 What comes out is a model's, not a measurement; every trace says so.
 """
 
-from kosmos.simulator.simulate import bounds, simulate, simulate_queues
-from kosmos.simulator.sweep import sweep
+from kosmos.simulator.runs import bounds, simulate, simulate_queues
+from kosmos.simulator.sweeps import sweep
 
 __all__ = ["bounds", "simulate", "simulate_queues", "sweep"]

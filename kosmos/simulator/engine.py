@@ -24,6 +24,7 @@ import numpy as np
 from numba import njit
 
 from kosmos.machine import power
+from kosmos.machine.model import NAP_NS
 
 MOVER, BUILDER, REDUCER = 0, 1, 2
 FIXED, ONE_WAY, TWO_WAY, ASKED = 0, 1, 2, 3
@@ -137,7 +138,7 @@ WORKGROUP = np.dtype(
         ("claimed", np.float64),
         ("started", np.float64),
         ("ticks", np.float64),  # of the device when it started
-        ("looked", np.float64),  # when it began to wait
+        ("polls", np.float64),  # when it polls the counter that it waits for, next or in this round
         ("left", np.int64),  # peers to pace, or to announce itself to
         ("building", np.int64),
         ("fetches", np.float64),  # bytes for a unit of its work
@@ -587,7 +588,7 @@ def _look(s, w, t):
         _start(s, w, t)
         return
     _builds(s, w, 0, t)
-    workgroup.looked = t
+    workgroup.polls = t + s.run[0].atomic_ns
     workgroup.after = -1
     if counter.first < 0:
         counter.first = w
@@ -702,16 +703,27 @@ def _finish(s, w, t):
 
 @compiled
 def _signal(s, c, t):
-    """A counter gets one more; if that completes it, whoever waits for it goes on."""
+    """A counter gets one more; if that completes it, whoever waits for it goes on.
+
+    Each round of the wait is two polls, of the counter and whether the launch has been stopped, and then sleep until
+    the counter is written to, or a nap if it has been meanwhile. A look for all threads ends the wait.
+    """
     counter = s.counter[c]
     counter.value += 1
-    if counter.value == counter.wanted:
-        w = counter.first
+    atomic = s.run[0].atomic_ns
+    complete = counter.value == counter.wanted
+    w = counter.first
+    while w >= 0:
+        workgroup = s.workgroup[w]
+        if t > workgroup.polls + atomic:
+            workgroup.polls = t + atomic
+        elif t >= workgroup.polls:
+            workgroup.polls += NAP_NS + 2 * atomic
+        if complete:
+            _at(s, workgroup.polls + 2 * atomic, GO, w)
+        w = workgroup.after
+    if complete:
         counter.first = -1
-        while w >= 0:
-            # the poll that sees it, the poll whether the launch has been stopped, the look for all threads
-            _at(s, max(t, s.workgroup[w].looked) + 3 * s.run[0].atomic_ns, GO, w)
-            w = s.workgroup[w].after
 
 
 @compiled

@@ -15,8 +15,8 @@ from kosmos.errors import KosmosArgumentError, KosmosTraceError
 from kosmos.machine import Machine
 from kosmos.machine.fit import Fit
 from kosmos.schedule import QUEUES, Tile
+from kosmos.simulator.runs import ORDERS
 from kosmos.simulator.setup import STEP
-from kosmos.simulator.simulate import ORDERS
 from kosmos.trace import ROLES, Trace
 from kosmos.trace.schema import numbers
 

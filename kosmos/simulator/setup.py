@@ -47,7 +47,7 @@ class Work:
 def work_of(
     queues: Queues, machine: Machine, workgroups: int, k: int, itemsize: int, tile: Tile, flat: bool = False
 ) -> Work:
-    """The work of all items. k: columns that a builder multiplies over. flat: whether its loop over tiles is one loop."""
+    """The work of all items. k: columns that a builder multiplies over. flat: whether their loops are flattened."""
     tiles = queues.items["builder"]
     steps = -(-k // STEP) * STEP
     flops = 2.0 * tile.rows * tile.cols * steps

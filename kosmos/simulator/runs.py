@@ -90,8 +90,8 @@ def bounds(
     tile: tuple[int, int] | None = None,
     link_gbps: float | None = None,
 ) -> dict[str, float]:
-    """Lower bounds in ns of the makespan of a run, see kosmos.simulator.bounds; arguments as in `simulate`."""
-    from kosmos.simulator.bounds import bounds_of
+    """Lower bounds in ns of the makespan of a run, see kosmos.simulator.limits; arguments as in `simulate`."""
+    from kosmos.simulator.limits import bounds_of
     from kosmos.simulator.setup import work_of
 
     run = _prepared(op, m, n, k, ranks, machine, None, order, dtype, workgroups, tile, link_gbps)
@@ -122,7 +122,7 @@ def simulate_queues(
         )
     with _compiling():
         from kosmos.simulator import engine, setup
-        from kosmos.simulator.bounds import bounds_of
+        from kosmos.simulator.limits import bounds_of
         from kosmos.simulator.result import trace_of
         from kosmos.simulator.watch import run_asked
 

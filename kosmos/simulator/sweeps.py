@@ -16,7 +16,7 @@ from kosmos.errors import KosmosArgumentError, KosmosError
 from kosmos.machine import Machine, machine_named
 from kosmos.schedule import Policy
 from kosmos.schedule.queues import order_name
-from kosmos.simulator.simulate import DTYPES, ORDERS, simulate
+from kosmos.simulator.runs import DTYPES, ORDERS, simulate
 
 TABLE = pa.schema(
     {
