@@ -220,6 +220,8 @@ class Validation:
 
     def plot(self) -> "Figure":
         """The model's makespans and shares against the measured ones; filled: held out."""
+        from matplotlib.ticker import NullLocator
+
         from kosmos.plots import NotebookFigure
         from kosmos.trace.colours import PALETTE
 
@@ -243,6 +245,10 @@ class Validation:
         left.plot(ends, ends, color="#777777", lw=1)
         left.fill_between(ends, ends / 1.1, ends * 1.1, color="#777777", alpha=0.2, lw=0, label="within 10 %")
         left.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8) if ends[0] < tick < ends[1]]
+        for axis in (left.xaxis, left.yaxis):
+            axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.set_minor_locator(NullLocator())
         left.set(xlabel="measured makespan (ms)", ylabel="makespan of the model (ms)")
         left.set_title("Makespan (model against measured)", loc="left", fontsize=11)
         left.legend(fontsize=8)

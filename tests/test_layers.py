@@ -28,6 +28,8 @@ LAYERS = [
     "nn",
     "plots",
     "viewer",
+    "validation",
+    "paper",
     "course",
     "doctor",
     "panels",
