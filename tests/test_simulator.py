@@ -141,20 +141,29 @@ def test_links_ports_and_memories_are_shared_max_min_fairly(op, seed):
     queues = QUEUES[op](m=1024, n=512, k=512, ranks=4, tile=Tile(64, 64))
     work = setup.work_of(queues, machine, 16, 512, 2, Tile(64, 64))
     state = setup.state_of(work, engine.ONE_WAY, 2, False)
-    _, uses, _ = setup.resources_of(work)
-    flows = uses
+    # each fetches something else
+    state.workgroup["fetches"] = draw.uniform(0, 2, len(state.workgroup))
+    members = [[] for _ in state.flow]
     now, held = 0.0, False
     for _ in range(80):
-        f = int(draw.integers(len(flows)))
+        f = int(draw.integers(len(members)))
         now += draw.uniform(0, 100)
         if state.flow["size"][f] and (draw.random() < 0.4 or state.flow["size"][f] == 15):
             engine._advance(state, f, now)
             engine._drop_first(state.member[f], int(state.flow["size"][f]) - 1)
-            engine._resize(state, f, -1, now)
+            engine._resize(state, f, members[f].pop(), -1, now)
         else:
             engine._advance(state, f, now)
             engine._sift_up(state.member[f], int(state.flow["size"][f]), state.flow["done"][f] + 1e9, 0, 0, 0)
-            engine._resize(state, f, 1, now)
+            members[f].append(int(draw.integers(len(state.workgroup))))
+            engine._resize(state, f, members[f][-1], 1, now)
+        uses = [
+            [(use["resource"], use["bytes"]) for use in state.use[u:v]] for u, v in state.flow[["uses", "uses_end"]]
+        ]
+        for each, used, who in zip(state.flow, uses, members):
+            if who and each["kind"] != engine.REDUCER:
+                mean = state.workgroup["fetches"][who].mean()
+                assert used[0][1] == pytest.approx(each["base"] + mean), "what its members fetch on average"
         load = assert_fair(state.resource["capacity"], state.flow, uses)
         np.testing.assert_allclose(state.resource["load"], load, rtol=1e-6, atol=1e-6)
         held = held or bool((state.resource["level"] < np.inf).any())
