@@ -29,6 +29,8 @@ LAYERS = [
     "nn",
     "plots",
     "viewer",
+    "validation",
+    "paper",
     "course",
     "doctor",
     "panels",

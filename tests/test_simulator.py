@@ -141,20 +141,29 @@ def test_links_ports_and_memories_are_shared_max_min_fairly(op, seed):
     queues = QUEUES[op](m=1024, n=512, k=512, ranks=4, tile=Tile(64, 64))
     work = setup.work_of(queues, machine, 16, 512, 2, Tile(64, 64))
     state = setup.state_of(work, engine.ONE_WAY, 2, False)
-    _, uses, _ = setup.resources_of(work)
-    flows = uses
+    # each fetches something else
+    state.workgroup["fetches"] = draw.uniform(0, 2, len(state.workgroup))
+    members = [[] for _ in state.flow]
     now, held = 0.0, False
     for _ in range(80):
-        f = int(draw.integers(len(flows)))
+        f = int(draw.integers(len(members)))
         now += draw.uniform(0, 100)
         if state.flow["size"][f] and (draw.random() < 0.4 or state.flow["size"][f] == 15):
             engine._advance(state, f, now)
             engine._drop_first(state.member[f], int(state.flow["size"][f]) - 1)
-            engine._resize(state, f, -1, now)
+            engine._resize(state, f, members[f].pop(), -1, now)
         else:
             engine._advance(state, f, now)
             engine._sift_up(state.member[f], int(state.flow["size"][f]), state.flow["done"][f] + 1e9, 0, 0, 0)
-            engine._resize(state, f, 1, now)
+            members[f].append(int(draw.integers(len(state.workgroup))))
+            engine._resize(state, f, members[f][-1], 1, now)
+        uses = [
+            [(use["resource"], use["bytes"]) for use in state.use[u:v]] for u, v in state.flow[["uses", "uses_end"]]
+        ]
+        for each, used, who in zip(state.flow, uses, members):
+            if who and each["kind"] != engine.REDUCER:
+                mean = state.workgroup["fetches"][who].mean()
+                assert used[0][1] == pytest.approx(each["base"] + mean), "what its members fetch on average"
         load = assert_fair(state.resource["capacity"], state.flow, uses)
         np.testing.assert_allclose(state.resource["load"], load, rtol=1e-6, atol=1e-6)
         held = held or bool((state.resource["level"] < np.inf).any())
@@ -338,13 +347,22 @@ def test_what_the_counters_say(how):
     assert (power * width).sum() * 1e-9 == pytest.approx(trace.meta["energy_j"], rel=1e-9)
 
 
+def memory_bytes(trace):
+    """What has gone through all memories: the integral of their series."""
+    said = trace.meta["counters"]
+    rows = [row for row in trace.counters.to_pylist() if row["name"] == "memory"]
+    begins = np.array([row["time_ns"] for row in rows], float)
+    lasts = np.minimum(begins + said["bin_ns"], said["end_ns"]) - begins
+    return float((np.array([row["value"] for row in rows]) * lasts).sum())
+
+
 def test_energy_is_that_of_the_units_and_the_bytes():
     """At one clock power is a sum that can be written down: idle, units by what they do, bytes."""
-    machine = replace(machines["H200"], units=20, cap_w=1e6)
+    machine = replace(machines["H200"], units=20, cap_w=1e6, busy_mhz=0)
     trace = kosmos.simulate(RS, m=4096, n=2048, k=4096, ranks=4, machine=machine, policy="fixed:4")
     role, start, end = columns(trace, "role", "start_ns", "end_ns")
     queues = QUEUES[RS](m=4096, n=2048, k=4096, ranks=4, tile=Tile(128, 256))
-    work = setup.work_of(queues, machine, 20, 4096, 2, Tile(128, 256))
+    work = setup.work_of(queues, machine, 20, 4096, 2, Tile(128, 256), flat=True)
     built = work.work["builder"].sum()
     lasted = trace.meta["counters"]["end_ns"]
     leave = defaultdict(int)
@@ -352,10 +370,12 @@ def test_energy_is_that_of_the_units_and_the_bytes():
         leave[rank, workgroup] = max(leave[rank, workgroup], until)
     present = sum(leave.values())
     building = (end - start)[role == ROLES.index("builder")].sum()
-    moved = (
+    least = (
         sum((q["rows"] * q["cols"] * 2) * 5 for q in trace.queue.to_pylist() if q["role"] == "reducer")
         + (work.builder_bytes * work.work["builder"].sum(axis=1)).sum()
     )
+    moved = memory_bytes(trace)
+    assert 0.999 * least < moved < 2 * least, "all operands once, some again"
     watts = [
         4 * machine.idle_w * lasted,
         building * machine.unit_w * work.product_share,
@@ -638,11 +658,19 @@ def test_what_the_models_are_for_comes_out():
 def test_a_bad_operand_order_costs_memory_traffic():
     machine = replace(machines["H200/4"], memory_gbps=4800.0)
     columns_first = _named("columns_first", lambda items: np.lexsort((items.row, items.col)))
-    traffic = {}
-    for order in ("band", columns_first):
-        queues = QUEUES[RS](m=8192, n=8192, k=2048, ranks=4, tile=Tile(128, 256), order=order)
-        traffic[order] = setup.work_of(queues, machine, 33, 2048, 2, Tile(128, 256)).builder_bytes.mean()
-    assert traffic[columns_first] > 1.5 * traffic["band"]
+    how = dict(m=8192, n=8192, k=2048, ranks=4, policy="one_way:4")
+    runs = {order: kosmos.simulate(RS, **how, machine=machine, order=order) for order in ("band", columns_first)}
+    traffic = {order: memory_bytes(trace) for order, trace in runs.items()}
+    # operands, products, and what reducers read and write
+    once = 4 * (2 * 8192 * 2048 * 2 + 8192 * 8192 * 2) + 5 * 8192 * 8192 * 2
+    assert once < traffic["band"] and traffic[columns_first] > 1.5 * traffic["band"]
+    for order in runs:
+        all_fits = kosmos.simulate(RS, **how, machine=replace(machine, cache_mb=1e5), order=order)
+        assert memory_bytes(all_fits) == pytest.approx(once, rel=1e-3)
+        none_fits = kosmos.simulate(RS, **how, machine=replace(machine, cache_mb=1e-9), order=order)
+        every = 4 * 64 * 32 * (128 + 256) * 2048 * 2 + once - 4 * 2 * 8192 * 2048 * 2
+        # tiles that begin in the same moment share even then
+        assert 1.5 * once < memory_bytes(none_fits) <= 1.001 * every
 
 
 # ------------------------------------------------------------------------------------------------- bounds

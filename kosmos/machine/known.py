@@ -9,7 +9,8 @@ from kosmos.machine.model import Machine
 _SHEET = "data sheet"
 _SUMS = "derived: AMD's data sheet gives the sum of both directions of all links"
 _FULL = {"idle_w": 165.0, "cap_w": 700.0, "exponent": 2.1}
-_SWEEP = "fitted to the clocks of traces/h200; agrees with sustained GEMMs on 32 to 132 units of an H200"
+_SWEEP = "the clocks of sustained GEMMs on 32 to 132 units of an H200"
+_CLOCKS = "fitted to the clocks of half of traces/h200/validation"
 _IDLE = "fitted to the power of sustained GEMMs on 32 to 132 units of an H200"
 _WAIT = "derived: the third of a multiplying unit's that an H200's takes"
 _COPY = "assumed: near the 34 GB/s of an H200's workgroup"
@@ -36,6 +37,7 @@ def _gpu(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
         "wait_w": _WAIT,
         "exponent": _SWEEP + "; taken to hold for every GPU",
         "narrow": _SHEET,
+        "memory_share": "a large copy on an H200 reaches 4.3 of 4.8 TB/s; taken to hold for every GPU",
     }
     return Machine(name, **numbers, sources={**usual, **sources})
 
@@ -46,17 +48,19 @@ def _amd(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
         {
             "link_gbps": _SUMS,
             "topology": "AMD: a mesh of 7 links, no switch",
+            "cache_mb": _SHEET + ": the last-level cache",
             "efficiency": "AMD's maximum achievable FLOP/s: an MI300X reaches 94 % of its peak at the clock it runs at",
             "idle_w": "derived: the share of the cap that an H200 takes",
-            "byte_pj": _SWEEP + "; taken to hold for every GPU",
+            "byte_pj": _CLOCKS + "; taken to hold for every GPU",
             **sources,
         },
-        **{"topology": "mesh", "efficiency": 0.94, "exponent": _FULL["exponent"], "byte_pj": 10.0} | numbers,
+        **{"topology": "mesh", "efficiency": 0.94, "cache_mb": 256.0, "exponent": _FULL["exponent"], "byte_pj": 11.0}
+        | numbers,
     )
 
 
 def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
-    measured = "fitted to the traces of traces/h200"
+    measured = "fitted to half of the traces in traces/h200/validation"
     return _gpu(
         name,
         {
@@ -64,31 +68,45 @@ def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
             "topology": "NVIDIA: a switch, so that one pair can use all of a port",
             "efficiency": measured,
             "tile_start_ns": measured,
+            "tile_fill_ns": measured,
+            "busy_mhz": measured,
             "copy_gbps": measured,
             "reduce_gbps": measured,
             "atomic_ns": measured,
             "idle_w": _IDLE,
-            "unit_w": _SWEEP,
-            "wait_w": _SWEEP,
-            "byte_pj": _SWEEP,
+            "unit_w": _CLOCKS,
+            "wait_w": _CLOCKS,
+            "byte_pj": _CLOCKS,
+            "cache_mb": "derived: 50 MB in two halves, each of which keeps a copy of what its units read",
             "flatten": "the kernels for sm_90",
             **sources,
         },
         **{
             "topology": "switch",
-            "efficiency": 0.99,
-            "tile_start_ns": 3050.0,
-            "copy_gbps": 43.4,
-            "reduce_gbps": 38.7,
-            "atomic_ns": 665.0,
-            "byte_pj": 10.0,
+            "efficiency": 0.992,
+            "tile_start_ns": 2260.0,
+            "tile_fill_ns": 675.0,
+            "copy_gbps": 40.2,
+            "reduce_gbps": 37.7,
+            "atomic_ns": 610.0,
+            "byte_pj": 11.0,
         }
         | numbers,
     )
 
 
 _HOPPER: dict[str, Any] = dict(
-    units=132, tflops=989, peak_mhz=1830, link_gbps=450, clock_mhz=1980, flatten=True, unit_w=7.6, wait_w=2.5, **_FULL
+    units=132,
+    tflops=989,
+    peak_mhz=1830,
+    link_gbps=450,
+    clock_mhz=1980,
+    flatten=True,
+    unit_w=7.4,
+    wait_w=2.1,
+    busy_mhz=1790,
+    cache_mb=25,
+    **_FULL,
 )
 # the whole of its idle share and of its full-load clock is that of an MI355X: the same die
 _MI355X_IDLE, _MI355X_FULL = 165 / 700 * 1400, 1610 / 2517 / 0.94
@@ -159,6 +177,8 @@ _ALL = (
         "B200",
         {
             "clock_mhz": "assumed",
+            "cache_mb": "assumed: as an H200, half of 126 MB",
+            "busy_mhz": "assumed: not modelled",
             "unit_w": "derived: all units run at the share of their highest clock that an H200's do",
             "idle_w": "derived: the share of the cap that an H200 takes",
         },
@@ -168,6 +188,7 @@ _ALL = (
         link_gbps=900,
         clock_mhz=1965,
         copy_gbps=50,
+        cache_mb=63,
         reduce_gbps=50,
         cap_w=1000,
         idle_w=_B200_IDLE,

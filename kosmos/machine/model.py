@@ -20,7 +20,7 @@ NAP_NS = 40
 """How long a workgroup that polls naps between two rounds."""
 
 MAY_BE_ZERO = {
-    *("memory_ns", "link_ns", "atomic_ns", "tile_start_ns", "peak_mhz"),
+    *("memory_ns", "link_ns", "atomic_ns", "tile_start_ns", "tile_fill_ns", "peak_mhz", "busy_mhz"),
     *("cap_w", "idle_w", "unit_w", "wait_w", "byte_pj"),
 }
 MAY_BE_NONE = {"tile_start_ns", "reduce_gbps"}
@@ -79,7 +79,12 @@ class Machine:
     reduce_gbps: float | None = _fact(
         "GB/s", "as copy_gbps, for a workgroup that adds up; None: the same", default=None
     )
+    tile_fill_ns: float = _fact(
+        "ns", "what a tile takes until its operands come, unless they are asked for during the one before", default=0.0
+    )
     narrow: float = _fact("", "how many times faster 8-bit products are than 16-bit ones", default=2.0)
+    cache_mb: float = _fact("MB", "the last cache before the memory", default=50)
+    memory_share: float = _fact("", "share of memory_gbps that is reached", default=0.9)
     topology: str = _fact("", "mesh: a link a pair; switch: a port a rank; memory: all ranks share one", default="mesh")
     sharing: int = _fact("", "ranks that share one device with its memory, clock and power", default=1)
     paced: bool = _fact("", "whether each copy holds its workgroup until a link would have carried it", default=False)
@@ -91,6 +96,7 @@ class Machine:
     wait_w: float = _fact("W", "power of one unit whose workgroup waits or copies, at the highest clock", default=0)
     exponent: float = _fact("", "power of a unit grows with this power of its clock", default=2.6)
     byte_pj: float = _fact("pJ/byte", "energy of moving a byte between memory and units", default=0)
+    busy_mhz: float = _fact("MHz", "highest clock of a device while a unit multiplies; 0: clock_mhz", default=0.0)
     clock_step_mhz: float = _fact("MHz", "the clock moves in steps of this", default=15)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -150,6 +156,7 @@ class Machine:
             self,
             clock_mhz=clock_mhz,
             peak_mhz=self.quoted_mhz,
+            tile_fill_ns=self.tile_fill_ns / share,
             copy_gbps=self.copy_gbps * share,
             reduce_gbps=self.reduce_gbps and self.reduce_gbps * share,
             tile_start_ns=start,
@@ -173,11 +180,19 @@ class Machine:
         """What one workgroup can read of tiles that its neighbours read too: the cache, taken as 8 times the memory."""
         return 8 * self.memory_gbps / (self.units * self.sharing)
 
-    def tile_ns(self, flops: float, operand_bytes: float, itemsize: int = 2) -> float:
-        """A tile's pipelined loop: loads and products overlap, the slower one counts; before and after it the rest."""
+    @property
+    def reached_gbps(self) -> float:
+        """What the memory gives."""
+        return self.memory_gbps * self.memory_share
+
+    def tile_ns(self, flops: float, operand_bytes: float, itemsize: int = 2, *, flat: bool = False) -> float:
+        """A tile's pipelined loop: loads and products overlap, the slower one counts; before and after it the rest.
+
+        flat: whether it is one loop with that of the tile before, and asks for its operands during that.
+        """
         rate = self.flops_per_ns * (self.narrow if itemsize == 1 else 1.0)
         start = self.memory_ns if self.tile_start_ns is None else self.tile_start_ns
-        return max(flops / rate, operand_bytes / self.operand_gbps) + start
+        return max(flops / rate, operand_bytes / self.operand_gbps) + start + (0.0 if flat else self.tile_fill_ns)
 
     def carry_ns(self, carried_bytes: float, *, adds: bool = False) -> float:
         """One workgroup loading and storing `carried_bytes` altogether, while nobody is in its way."""
@@ -233,9 +248,15 @@ class Machine:
         if not self.cap_w:
             return 1.0
         budget = self.cap_w - self.idle_w - stream_gbps * self.byte_pj * 1e-3
-        return clock_share(
+        allowed = clock_share(
             budget, busy * self.unit_w + waiting * self.wait_w, self.exponent, own_gbps * self.byte_pj * 1e-3
         )
+        return min(allowed, self.busy_share) if busy else allowed
+
+    @property
+    def busy_share(self) -> float:
+        """The highest clock while a unit multiplies, as a share of the highest."""
+        return self.busy_mhz / self.clock_mhz if self.busy_mhz and self.cap_w else 1.0
 
     # what is known about it
 

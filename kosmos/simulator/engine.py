@@ -12,6 +12,10 @@ A flow's rate is the least of its own limit and level / bytes-per-work of each o
 resources concerned are levelled again, and those that their flows share with others if a rate has changed there.
 
 Work of builders is ns at the highest clock, that of movers bytes, that of reducers bytes of each source.
+
+Between memory and units lies a cache, which holds what has last gone through the memory. Who reads a block (a tile its
+two operands, a copy its source) fetches it from memory if it is not there any more: if since the last one that read it
+began, at least as much as the cache holds has gone through the memory.
 """
 
 from typing import Any, NamedTuple
@@ -52,8 +56,9 @@ RUN = np.dtype(
         ("wait_w", np.float64),  # of one that does not
         ("exponent", np.float64),
         ("byte_pj", np.float64),
-        ("builder_bytes", np.float64),  # that a builder moves in a ns at the highest clock
+        ("cache", np.float64),  # bytes
         ("clock_step", np.float64),
+        ("busy_share", np.float64),  # the highest clock while a unit multiplies
         # what changes
         ("now", np.float64),
         ("width", np.float64),  # of a bin
@@ -74,6 +79,10 @@ ITEM = np.dtype(
         ("work", np.float64),
         ("flow", np.int64),
         ("chunk", np.int64),
+        # of tiles and copies
+        ("blocks", np.int64, 2),  # what they read: rows and columns, or a source; -1: nothing
+        ("reads", np.float64, 2),  # bytes of them
+        ("writes", np.float64),  # bytes, where they are not a constant use of the flow
     ]
 )
 COUNTER = np.dtype([("wanted", np.int64), ("value", np.int64), ("first", np.int64), ("last", np.int64)])
@@ -89,9 +98,11 @@ FLOW = np.dtype(
         ("rate", np.float64),  # of one
         ("done", np.float64),
         ("since", np.float64),  # when `done` was right
+        ("fetches", np.float64),  # bytes for a unit of work, of all members, besides constant uses
+        ("base", np.float64),  # the constant use of the resource that it fetches from
     ]
 )
-USE = np.dtype([("resource", np.int64), ("bytes", np.float64)])
+USE = np.dtype([("resource", np.int64), ("bytes", np.float64), ("user", np.int64)])
 """What a flow uses of a resource for a unit of work."""
 USER = np.dtype([("flow", np.int64), ("bytes", np.float64)])
 """The same, as the resource sees it."""
@@ -112,7 +123,7 @@ DEVICE = np.dtype(
         ("share", np.float64),  # clock, of the highest
         ("building", np.int64),  # workgroups that multiply
         ("present", np.int64),  # that have not left
-        ("streaming", np.float64),  # bytes/ns of copies in its memory
+        ("moved", np.float64),  # bytes that have gone through its memory
         ("ticks", np.float64),  # share * ns since the beginning
         ("since", np.float64),
         ("flows", np.int64),
@@ -130,6 +141,7 @@ WORKGROUP = np.dtype(
         ("polls", np.float64),  # when it polls the counter that it waits for, next or in this round
         ("left", np.int64),  # peers to pace, or to announce itself to
         ("building", np.int64),
+        ("fetches", np.float64),  # bytes for a unit of its work
         ("seen", np.int64),  # head of the consumers' queue that it has looked at
         ("after", np.int64),  # who is next in a line of waiters
     ]
@@ -167,10 +179,12 @@ class State(NamedTuple):
     device: np.ndarray  # DEVICE [devices]
     step: np.ndarray  # ENTRY heap
     link_free: np.ndarray  # [ranks, ranks] until when a paced link is taken
+    block: np.ndarray  # [blocks] what had gone through the memory when it was last begun to be read
     span: np.ndarray  # SPAN [items]
     served: np.ndarray  # [flows, BINS] work
     energy: np.ndarray  # [devices, BINS] nJ
     clocked: np.ndarray  # [devices, BINS] share * ns
+    moved: np.ndarray  # [devices, BINS] bytes
 
 
 # Nothing is allocated in here. Without numba's reference counts a run takes a third of the time.
@@ -257,18 +271,30 @@ def _fold(rows):
 
 
 @compiled
-def _compute_w(s, d):
-    """What the units of a device would take at the highest clock."""
+def _power(s, d):
+    """Of a device: what its units take at the highest clock; bytes/ns of copies; of builders, at the highest clock."""
+    run = s.run[0]
     device = s.device[d]
-    return device.building * s.run[0].unit_w + (device.present - device.building) * s.run[0].wait_w
+    busy, own, fetches = 0.0, 0.0, 0.0
+    per_rank = (device.flows_end - device.flows) // run.sharing
+    for f in range(device.flows, device.flows_end, per_rank):
+        flow = s.flow[f]
+        progress = flow.rate / flow.limit
+        # who waits for its operands takes what a waiting unit does
+        busy -= flow.size * (1.0 - progress)
+        own += flow.rate * flow.fetches
+        fetches += flow.fetches * progress
+    busy += device.building
+    compute = busy * run.unit_w + (device.present - busy) * run.wait_w
+    return compute, max(s.resource[d].load - own, 0.0), fetches
 
 
 @compiled
 def _watts(s, d):
     run = s.run[0]
-    device = s.device[d]
-    moved = device.streaming + device.building * run.builder_bytes * device.share
-    return run.idle_w + _compute_w(s, d) * device.share**run.exponent + moved * run.byte_pj * 1e-3
+    share = s.device[d].share
+    compute, streaming, fetches = _power(s, d)
+    return run.idle_w + compute * share**run.exponent + (streaming + fetches * share) * run.byte_pj * 1e-3
 
 
 @compiled
@@ -278,6 +304,8 @@ def _tick(s, d, t):
     if t > device.since:
         device.ticks += (t - device.since) * device.share
         _spread(s.clocked[d], device.since, t, device.share, s.run[0].width)
+        device.moved += (t - device.since) * s.resource[d].load
+        _spread(s.moved[d], device.since, t, s.resource[d].load, s.run[0].width)
         if s.run[0].cap_w > 0.0:
             _spread(s.energy[d], device.since, t, _watts(s, d), s.run[0].width)
         device.since = t
@@ -332,15 +360,20 @@ def _concerns(s, f, change, t):
     flow = s.flow[f]
     for i in range(flow.uses, flow.uses_end):
         use = s.use[i]
-        resource = s.resource[use.resource]
-        resource.load += change * use.bytes
-        if use.resource < s.device.size and flow.kind != BUILDER:
+        if use.resource < s.device.size:
             _tick(s, use.resource, t)
-            s.device[use.resource].streaming += change * use.bytes
-        if (resource.level < np.inf or resource.load > resource.capacity * (1 + 2 * SAME)) and not resource.marked:
-            resource.marked = 1
-            s.dirty[s.run[0].dirty] = use.resource
-            s.run[0].dirty += 1
+        s.resource[use.resource].load += change * use.bytes
+        _mark(s, use.resource)
+
+
+@compiled
+def _mark(s, e):
+    """Has a resource levelled again, if it has not enough for all."""
+    resource = s.resource[e]
+    if (resource.level < np.inf or resource.load > resource.capacity * (1 + 2 * SAME)) and not resource.marked:
+        resource.marked = 1
+        s.dirty[s.run[0].dirty] = e
+        s.run[0].dirty += 1
 
 
 @compiled
@@ -415,17 +448,28 @@ def _settle(s, t):
 
 
 @compiled
-def _resize(s, f, by, t):
-    """A member has joined a flow's heap, or left it."""
+def _resize(s, f, w, by, t):
+    """A workgroup has joined a flow's heap, or left it."""
     flow = s.flow[f]
     if flow.size == 0:
         flow.rate = _allowed(s, f, -1)
     flow.size += by
+    if flow.kind != REDUCER:
+        # what it does fetches more or less than what the others do: their mean is what the flow uses
+        use = s.use[flow.uses]
+        _tick(s, use.resource, t)
+        s.resource[use.resource].load -= flow.rate * (flow.size - by) * use.bytes
+        flow.fetches = flow.fetches + by * s.workgroup[w].fetches if flow.size else 0.0
+        use.bytes = flow.base + flow.fetches / max(flow.size, 1)
+        s.user[use.user].bytes = use.bytes
+        s.resource[use.resource].load += flow.rate * (flow.size - by) * use.bytes
     _concerns(s, f, by * flow.rate, t)
+    if flow.size:
+        _set_rate(s, f, t)
     _plan(s, f)
     if s.run[0].dirty:
         _settle(s, t)
-    if flow.kind != BUILDER and s.run[0].cap_w > 0.0:
+    if s.run[0].cap_w > 0.0:
         for i in range(flow.uses, flow.uses_end):
             if s.use[i].resource < s.device.size:
                 _set_clock(s, s.use[i].resource, t)
@@ -442,16 +486,19 @@ def _set_clock(s, d, t):
     if run.cap_w == 0.0:
         return
     share = device.share
-    budget = run.cap_w - run.idle_w - device.streaming * run.byte_pj * 1e-3
-    compute = _compute_w(s, d)
-    stream = device.building * run.builder_bytes * run.byte_pj * 1e-3
-    if compute * share**run.exponent + stream * share <= budget:
+    compute, streaming, fetches = _power(s, d)
+    budget = run.cap_w - run.idle_w - streaming * run.byte_pj * 1e-3
+    stream = fetches * run.byte_pj * 1e-3
+    top = run.busy_share if device.building else 1.0
+    if share <= top and compute * share**run.exponent + stream * share <= budget:
         # it fits, and stays if one step more does not
-        more = min(share + run.clock_step, 1.0)
-        if share == 1.0 or compute * more**run.exponent + stream * more > budget:
+        more = min(share + run.clock_step, top)
+        if share == top or compute * more**run.exponent + stream * more > budget:
             return
     allowed = clock_share(budget, compute, run.exponent, stream)
-    if allowed < 1.0:
+    if allowed >= top:
+        allowed = top
+    else:
         allowed = max(np.floor(allowed / run.clock_step + 1e-9) * run.clock_step, 0.05)
     if allowed == share:
         return
@@ -566,10 +613,27 @@ def _start(s, w, t):
         workgroup.started = workgroup.claimed
         workgroup.ticks -= (t - workgroup.claimed) * s.device[flow.device].share
     _builds(s, w, 1 if builds else 0, t)
+    if flow.kind != REDUCER:
+        workgroup.fetches = _fetched(s, item, s.use[flow.uses].resource, t) / item.work
     _advance(s, f, t)
     _sift_up(s.member[f], flow.size, flow.done + item.work, s.run[0].sequence, 0, w)
     s.run[0].sequence += 1
-    _resize(s, f, 1, t)
+    _resize(s, f, w, 1, t)
+
+
+@compiled
+def _fetched(s, item, d, t):
+    """Bytes that a tile or a copy which begins now moves between the memory and its unit."""
+    _tick(s, d, t)
+    moved = s.device[d].moved
+    total = item.writes
+    for i in range(2):
+        if item.blocks[i] < 0:
+            break
+        if moved - s.block[item.blocks[i]] >= s.run[0].cache:
+            total += item.reads[i]
+        s.block[item.blocks[i]] = moved
+    return total
 
 
 @compiled
@@ -581,7 +645,7 @@ def _worked(s, f, t):
     flow.done = s.member[f, 0].at
     w = s.member[f, 0].who
     _drop_first(s.member[f], flow.size - 1)
-    _resize(s, f, -1, t)
+    _resize(s, f, w, -1, t)
     if flow.kind == BUILDER:
         _finish(s, w, t)
         return
@@ -752,6 +816,7 @@ def go_on(s):
             _fold(s.served)
             _fold(s.energy)
             _fold(s.clocked)
+            _fold(s.moved)
             run.width *= 2
         run.now = t
         if works:

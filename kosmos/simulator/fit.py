@@ -2,8 +2,8 @@
 
 A trace measures the service times of each role directly: how many cycles a tile, a copy, a sum takes, how long a claim
 and a look take where nothing is waited for, how long after the last signal a wait ends, and at which clock all that
-happened while so many workgroups multiplied. The model's formulas are fitted to these means by least squares; no
-makespan is fitted, so that how well makespans come out says something.
+happened while so many workgroups multiplied. The model's formulas are fitted to the medians of these by least squares;
+no makespan is fitted, so that how well makespans come out says something.
 """
 
 from collections.abc import Iterable
@@ -16,21 +16,26 @@ from kosmos.machine import Machine
 from kosmos.machine.fit import Fit
 from kosmos.schedule import QUEUES, Tile
 from kosmos.simulator.runs import ORDERS
-from kosmos.simulator.setup import STEP, Work, work_of
+from kosmos.simulator.setup import STEP
 from kosmos.trace import ROLES, Trace
 from kosmos.trace.schema import numbers
 
 PARAMETERS = (
     "efficiency",
     "tile_start_ns",
+    "tile_fill_ns",
     "copy_gbps",
     "reduce_gbps",
     "atomic_ns",
     "unit_w",
     "wait_w",
-    "exponent",
     "byte_pj",
+    "busy_mhz",
 )
+"""The exponent of the power is not among them: full launches say little about it, and the clocks of a sustained product
+on 32 to 132 units, which say it, are no traces."""
+POWER = PARAMETERS[-4:]
+MOST = {"efficiency": 1.0}
 PRIOR = 0.3
 """Relative spread of what is believed before: it decides only what the traces say nothing about."""
 WINDOWS = 12
@@ -50,9 +55,9 @@ class _Mean:
     run: "_Run"
     size: float = 0.0  # bytes, or number of atomics
     mhz: float = 0.0
-    building: float = 0.0
+    ended: float = 0.0  # tiles a cycle of all workgroups
     streaming: float = 0.0
-    waiting: float = 0.0
+    waiting: float = 0.0  # workgroups, those included that multiply
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class _Run:
     tile: Tile
     ranks: int
     sharing: int
-    work: Work
+    flat: bool
+    fetched: float  # bytes that a tile moves between memory and its unit, about
 
 
 def fit(machine: Machine, traces: Iterable[Trace]) -> Fit:
@@ -79,7 +85,7 @@ def fit(machine: Machine, traces: Iterable[Trace]) -> Fit:
     means = [mean for at, trace in enumerate(traces) for mean in _means(machine, at, trace)]
     if not means:
         raise KosmosArgumentError("there are no traces to fit to")
-    names = [name for name in PARAMETERS if machine.cap_w or name not in ("unit_w", "wait_w", "exponent", "byte_pj")]
+    names = [name for name in PARAMETERS if machine.cap_w or name not in POWER]
     before = np.array([_value(machine, name) for name in names])
 
     def model(factors: np.ndarray) -> Machine:
@@ -90,7 +96,8 @@ def fit(machine: Machine, traces: Iterable[Trace]) -> Fit:
         data = [np.log(_predicted(tried, mean) / mean.measured) / PRECISION[mean.quantity] for mean in means]
         return np.array([*data, *(factors / PRIOR)])
 
-    solved = least_squares(off, np.zeros(len(names)), x_scale=0.1, loss="soft_l1")
+    most = np.array([np.log(MOST.get(name, np.inf) / value) for name, value in zip(names, before)])
+    solved = least_squares(off, np.minimum(0.0, most - 0.01), bounds=(-np.inf, most), x_scale=0.1, loss="soft_l1")
     fitted = model(solved.x)
     covariance = np.linalg.inv(solved.jac.T @ solved.jac)
     spreads = np.sqrt(np.diag(covariance))
@@ -114,6 +121,8 @@ def fit(machine: Machine, traces: Iterable[Trace]) -> Fit:
 
 def _value(machine: Machine, name: str) -> float:
     value = getattr(machine, name)
+    if name == "busy_mhz":
+        value = value or machine.clock_mhz
     if value is None:
         value = machine.memory_ns if name == "tile_start_ns" else machine.copy_gbps
     return float(value) or 1.0
@@ -130,16 +139,17 @@ def _predicted(machine: Machine, mean: _Mean) -> float:
         return machine.carry_ns(mean.size, adds=mean.quantity == "sum") / share + machine.memory_ns
     if mean.quantity in ("claim", "wake"):
         return mean.size * machine.atomic_ns
-    product = _product_ns(machine, run) / _tile_ns(machine, run)
-    own = mean.building * float(run.work.builder_bytes.mean())
-    return machine.clock_mhz * machine.clock_share(mean.building * product, mean.streaming, own, mean.waiting)
+    # of a workgroup's time with a tile only the product takes a multiplying unit's power
+    busy = mean.ended * _product_ns(machine, run) * machine.clock_mhz / 1000
+    own = mean.ended * run.fetched * machine.clock_mhz / 1000
+    return machine.clock_mhz * machine.clock_share(busy, mean.streaming, own, max(mean.waiting - busy, 0.0))
 
 
 def _tile_ns(machine: Machine, run: _Run) -> float:
     tile = run.tile
     part = machine.split(run.ranks) if run.sharing > 1 else machine
     operands = (tile.rows + tile.cols) * run.k * run.itemsize + tile.rows * tile.cols * run.itemsize
-    return part.tile_ns(_flops(run), operands, run.itemsize)
+    return part.tile_ns(_flops(run), operands, run.itemsize, flat=run.flat)
 
 
 def _product_ns(machine: Machine, run: _Run) -> float:
@@ -173,8 +183,29 @@ def _run_of(machine: Machine, at: int, trace: Trace) -> _Run:
         itemsize=itemsize,
         order=str(order) if known else ORDERS[meta["op"]],
     )
-    work = work_of(queues, part, trace.workgroups, int(shape["k"]), itemsize, Tile(*tile))
-    return _Run(int(shape["k"]), itemsize, Tile(*tile), ranks, part.sharing, work)
+    tiles = queues.items["builder"]
+    fetched = _operands_from_memory(tiles, trace.workgroups) * int(shape["k"]) * itemsize
+    fetched += tiles["rows"].astype(np.int64) * tiles["cols"] * itemsize
+    flat = machine.flatten and (queues.producer == "builder" or ranks == 1)
+    flat = flat and not str(meta.get("policy")).startswith("two_way")
+    return _Run(int(shape["k"]), itemsize, Tile(*tile), ranks, part.sharing, flat, float(fetched.mean()))
+
+
+def _operands_from_memory(tiles: np.ndarray, workgroups: int) -> np.ndarray:
+    """Rows of operands that each tile fetches from memory, [ranks, items]: all but those that one of the tiles which
+    are under way together, the `workgroups` before it in the queue, fetches anyhow.
+    """
+    fetched = np.zeros(tiles.shape, np.int64)
+    place = np.arange(tiles.shape[1])
+    for block, size in (("row", "rows"), ("col", "cols")):
+        for rank in range(tiles.shape[0]):
+            name = tiles[block][rank]
+            order = np.argsort(name, kind="stable")
+            again = np.zeros(len(order), bool)
+            near = (place[order][1:] - place[order][:-1]) <= workgroups
+            again[order[1:]] = (name[order][1:] == name[order][:-1]) & near
+            fetched[rank] += np.where(again, 0, tiles[size][rank])
+    return fetched
 
 
 def _means(machine: Machine, at: int, trace: Trace) -> list[_Mean]:
@@ -196,9 +227,10 @@ def _means(machine: Machine, at: int, trace: Trace) -> list[_Mean]:
 
     def mean(quantity: str, unit: str, values: np.ndarray, **more: float) -> None:
         if len(values) >= 8:
-            found.append(_Mean(at, quantity, unit, float(values.mean()), run, **more))
+            found.append(_Mean(at, quantity, unit, float(np.median(values)), run, **more))
 
-    mean("tile", "cycles", cycles[whole])
+    # the quickest: those that waited for nothing from memory
+    mean("tile", "cycles", np.sort(cycles[whole])[: max(int(whole.sum()) // 5, 8)])
     size = rows.astype(np.int64) * cols * run.itemsize
     if not trace.meta.get("link_gbps"):
         for name, quantity, parts in (("mover", "copy", 2), ("reducer", "sum", run.ranks + 1 if run.ranks > 1 else 2)):
@@ -219,7 +251,8 @@ def _means(machine: Machine, at: int, trace: Trace) -> list[_Mean]:
             complete[int(r), int(c)] = max(complete.get((int(r), int(c)), 0), int(when))
     ready_at = np.array([complete.get((int(r), int(c)), -1) if c >= 0 else -2 for r, c in zip(rank, wait)])
     far = 4 * machine.atomic_ns
-    consumer = codes["builder" if codes["mover"].any() else "reducer"]
+    # reducers tell nothing: in a flattened loop a tile is signalled only after the next one's product
+    consumer = codes["builder"] & codes["mover"].any()
     at_once = consumer & (ready_at >= 0) & (ready_at < claim - far)
     mean("claim", "ns", (start - claim)[at_once], size=2.0)
     late = consumer & (ready_at > claim + far)
@@ -233,7 +266,7 @@ def _means(machine: Machine, at: int, trace: Trace) -> list[_Mean]:
         carries = np.where(codes["mover"], 2, run.ranks + 1)
         for begin, until in zip(edges[1:-2], edges[2:-1]):
             overlap = np.clip(np.minimum(end, until) - np.maximum(start, begin), 0, None)
-            building = overlap[codes["builder"]].sum() / (until - begin)
+            ended = (overlap / np.maximum(cycles, 1))[codes["builder"]].sum() / (until - begin)
             streaming = (overlap / np.maximum(end - start, 1) * size * carries)[copies].sum() / (until - begin)
             present = np.clip(np.minimum(last, until) - begin, 0, None).sum() / (until - begin)
             if overlap.sum():
@@ -245,9 +278,9 @@ def _means(machine: Machine, at: int, trace: Trace) -> list[_Mean]:
                         "MHz",
                         seen,
                         run,
-                        building=float(building),
+                        ended=float(ended),
                         streaming=float(streaming),
-                        waiting=max(float(present - building), 0.0),
+                        waiting=float(present),
                     )
                 )
     return found

@@ -60,14 +60,11 @@ def _series(work: Work, state: engine.State) -> tuple[pa.Table, dict[str, Any]]:
     long = np.minimum(begins + width, now) - begins
     machine, ranks = work.machine, work.queues.ranks
     served = state.served[:, :bins] / long
-    resources, uses, flows = resources_of(work)
-    memory = np.zeros((work.devices, bins))
+    _, _, flows = resources_of(work)
+    memory = state.moved[:, :bins] / long
     into = np.zeros((ranks, bins))
     pairs: dict[tuple[int, int], np.ndarray] = {}
-    for f, ((role, rank, source), used) in enumerate(zip(flows, uses)):
-        for resource, size in used:
-            if resource < work.devices:
-                memory[resource] += served[f] * size
+    for f, (role, rank, source) in enumerate(flows):
         if role == "mover" and source != rank:
             into[rank] += served[f]
             pairs[source, rank] = served[f]

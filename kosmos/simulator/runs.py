@@ -12,7 +12,7 @@ from kosmos import __version__
 from kosmos.errors import KosmosArgumentError, KosmosDeadlock
 from kosmos.machine import Machine, machine_named
 from kosmos.schedule import QUEUES, Policy, Queues, Tile, check
-from kosmos.schedule.queues import Order, order_name
+from kosmos.schedule.queues import Order, group_for, order_name
 from kosmos.simulator.watch import View, Watched
 from kosmos.trace import Trace
 
@@ -126,17 +126,20 @@ def simulate_queues(
         from kosmos.simulator.result import trace_of
         from kosmos.simulator.watch import run_asked
 
-        work = setup.work_of(queues, machine, workgroups, k, itemsize, tile)
+        # as the kernels do: not under two_way, and not where builders wait for others
+        flat = flatten and (queues.producer == "builder" or queues.ranks == 1)
+        flat = flat and isinstance(policy, Policy) and policy.kind != "two_way"
+        work = setup.work_of(queues, machine, workgroups, k, itemsize, tile, flat)
         if isinstance(policy, Policy):
             text = str(policy)
             if policy.crew is None or policy.crew > workgroups:
                 check(queues, policy, workgroups)
-            state = setup.state_of(work, setup.POLICIES[policy.kind], policy.crew or 0, flatten)
+            state = setup.state_of(work, setup.POLICIES[policy.kind], policy.crew or 0, flat)
             engine.begin(state)
             engine.go_on(state)
         else:
             text = getattr(policy, "__name__", repr(policy))
-            state = setup.state_of(work, engine.ASKED, 0, flatten)
+            state = setup.state_of(work, engine.ASKED, 0, flat)
             with Watched(f"policy {text}") as watched:
                 run_asked(state, policy, (queues.producer, queues.consumer), watched)
     if int(state.run["spans"][0]) < len(state.item):
@@ -233,7 +236,7 @@ def _prepared(op, m, n, k, ranks, machine, policy, order, dtype, workgroups, til
         )
     itemsize = DTYPES[dtype]
     make = _queues if isinstance(run.order, str) else _queues_ordered
-    run.queues = make(op, m, n, k, ranks, run.tile, itemsize, run.order)
+    run.queues = make(op, m, n, k, ranks, run.tile, itemsize, run.order, group_for(run.workgroups, run.tile))
     if policy is not None and not isinstance(policy, Policy | str) and callable(policy):
         run.policy = policy
         return run
@@ -245,18 +248,20 @@ def _prepared(op, m, n, k, ranks, machine, policy, order, dtype, workgroups, til
 
 
 @functools.lru_cache(maxsize=16)
-def _queues(op: str, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int, order: Order) -> Queues:
-    return QUEUES[op](m=m, n=n, k=k, ranks=ranks, tile=tile, itemsize=itemsize, order=order)
+def _queues(op: str, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int, order: Order, group: int) -> Queues:
+    return QUEUES[op](m=m, n=n, k=k, ranks=ranks, tile=tile, itemsize=itemsize, order=order, group=group)
 
 
-def _queues_ordered(op: str, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int, order: Any) -> Queues:
+def _queues_ordered(
+    op: str, m: int, n: int, k: int, ranks: int, tile: Tile, itemsize: int, order: Any, group: int
+) -> Queues:
     with Watched(f"order {order_name(order)}") as watched:
 
         @functools.wraps(order)
         def each(items: Any) -> Any:
             return watched.call(order, items)
 
-        return QUEUES[op](m=m, n=n, k=k, ranks=ranks, tile=tile, itemsize=itemsize, order=each)
+        return QUEUES[op](m=m, n=n, k=k, ranks=ranks, tile=tile, itemsize=itemsize, order=each, group=group)
 
 
 def _whole(name: str, value: Any) -> None:

@@ -20,12 +20,14 @@ class Work:
 
     work: of builders ns at the highest clock, of movers bytes, of reducers bytes of each source. top: the rate at which
     one workgroup does it at the highest clock while nobody is in its way. product_share: how much of the builders' time
-    is products. builder_bytes: what each rank's builders move between memory and units in a ns of their work.
+    is products. builder_bytes: what each rank's builders have to move between memory and units at least, in a ns of
+    their work: each operand once, and what they store.
     """
 
     queues: Queues
     machine: Machine
     workgroups: int
+    k: int
     itemsize: int
     work: dict[str, np.ndarray]
     top: dict[str, float]
@@ -42,15 +44,17 @@ class Work:
         return self.machine.far_ns if self.queues.ranks > 1 else self.machine.memory_ns
 
 
-def work_of(queues: Queues, machine: Machine, workgroups: int, k: int, itemsize: int, tile: Tile) -> Work:
-    """The work of all items. k: columns that a builder multiplies over."""
+def work_of(
+    queues: Queues, machine: Machine, workgroups: int, k: int, itemsize: int, tile: Tile, flat: bool = False
+) -> Work:
+    """The work of all items. k: columns that a builder multiplies over. flat: whether their loops are flattened."""
     tiles = queues.items["builder"]
     steps = -(-k // STEP) * STEP
     flops = 2.0 * tile.rows * tile.cols * steps
     operands = (tile.rows + tile.cols) * k * itemsize
     stored = tiles["rows"].astype(np.int64) * tiles["cols"] * itemsize
     sizes, place = np.unique(stored, return_inverse=True)
-    each = np.array([machine.tile_ns(flops, operands + size, itemsize) for size in sizes])
+    each = np.array([machine.tile_ns(flops, operands + size, itemsize, flat=flat) for size in sizes])
     work = {"builder": each[place].reshape(tiles.shape)}
     top = {"builder": 1.0}
     parts = queues.ranks + 1 if queues.ranks > 1 else 2
@@ -60,34 +64,27 @@ def work_of(queues: Queues, machine: Machine, workgroups: int, k: int, itemsize:
             work[role] = table["rows"].astype(float) * table["cols"] * itemsize
             top[role] = 1 / machine.carry_ns(float(carried), adds=role == "reducer")
     product = flops / (machine.flops_per_ns * (machine.narrow if itemsize == 1 else 1.0))
-    from_memory = _operands_from_memory(tiles, workgroups) * k * itemsize + stored
+    once = np.array([_rows_and_columns(rank) for rank in tiles]) * float(k * itemsize) + stored.sum(axis=1)
     return Work(
         queues,
         machine,
         workgroups,
+        k,
         itemsize,
         work,
         top,
         product_share=float(product * tiles.size / work["builder"].sum()),
-        builder_bytes=from_memory.sum(axis=1) / work["builder"].sum(axis=1),
+        builder_bytes=once / work["builder"].sum(axis=1),
     )
 
 
-def _operands_from_memory(tiles: np.ndarray, workgroups: int) -> np.ndarray:
-    """Rows of operands that each tile fetches from memory, [ranks, items]: all but those that one of the tiles which
-    are under way together, the `workgroups` before it in the queue, fetches anyhow.
-    """
-    fetched = np.zeros(tiles.shape, np.int64)
-    place = np.arange(tiles.shape[1])
+def _rows_and_columns(tiles: np.ndarray) -> int:
+    """How many rows and columns of operands the tiles of a rank read altogether."""
+    total = 0
     for block, size in (("row", "rows"), ("col", "cols")):
-        for rank in range(tiles.shape[0]):
-            name = tiles[block][rank]
-            order = np.argsort(name, kind="stable")
-            again = np.zeros(len(order), bool)
-            near = (place[order][1:] - place[order][:-1]) <= workgroups
-            again[order[1:]] = (name[order][1:] == name[order][:-1]) & near
-            fetched[rank] += np.where(again, 0, tiles[size][rank])
-    return fetched
+        _, first = np.unique(tiles[block], return_index=True)
+        total += int(tiles[size][first].sum())
+    return total
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ def resources_of(work: Work) -> tuple[list[Link], list[list[tuple[int, float]]],
     queues, machine = work.queues, work.machine
     ranks = queues.ranks
     device = [rank // machine.sharing for rank in range(ranks)]
-    resources = [Link(f"memory of device {d}", machine.memory_gbps) for d in range(work.devices)]
+    resources = [Link(f"memory of device {d}", machine.reached_gbps) for d in range(work.devices)]
     names: dict[str, int] = {}
 
     def link(name: str) -> int:
@@ -171,6 +168,11 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
         rows["near"] = table["signal_rank"] == own
         rows["work"] = work.work[role]
         rows["chunk"] = table["chunk"]
+        rows["blocks"] = -1
+        if role == "builder":
+            _operands(rows, table, work)
+        elif role == "mover":
+            _sources(rows, table, work)
         rows["flow"] = own * per_rank + (0 if role == "builder" else 1 + table["chunk"] if role == "mover" else 1)
         waits = table["wait"] >= 0
         counter["wanted"][rows["wait"][waits]] = table["wait_count"][waits]
@@ -190,6 +192,9 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
     user = np.zeros(len(use), engine.USER)
     user["flow"] = np.repeat(np.arange(len(flows)), counts)[order]
     user["bytes"] = use["bytes"][order]
+    use["user"][order] = np.arange(len(use))
+    # what is fetched depends on what the cache has; what a copy stores does not
+    flow["base"] = [use["bytes"][f["uses"]] - 1.0 if f["kind"] == engine.MOVER else 0.0 for f in flow]
     resource = np.zeros(len(resources), engine.RESOURCE)
     resource["capacity"] = [each.gbps for each in resources]
     resource["level"] = np.inf
@@ -234,7 +239,8 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
         "wait_w": machine.wait_w,
         "exponent": machine.exponent,
         "byte_pj": machine.byte_pj,
-        "builder_bytes": work.builder_bytes.mean(),
+        "cache": machine.cache_mb * 1e6,
+        "busy_share": machine.busy_share,
         "clock_step": machine.clock_step_mhz / machine.clock_mhz,
         "width": max(work.work["builder"].sum() / people / engine.BINS, 1.0),
     }.items():
@@ -258,8 +264,34 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
         device=device,
         step=np.empty(2 * people + (len(item) if flatten else 0) + 1, engine.ENTRY),
         link_free=np.zeros((ranks, ranks)),
+        block=np.full(int(item["blocks"].max(initial=0)) + 1, -np.inf),
         span=np.zeros(len(item), engine.SPAN),
         served=np.zeros((len(flows), engine.BINS)),
         energy=np.zeros((work.devices, engine.BINS)),
         clocked=np.zeros((work.devices, engine.BINS)),
+        moved=np.zeros((work.devices, engine.BINS)),
     )
+
+
+def _operands(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
+    """What the tiles read and write, into the engine's items [ranks, items]."""
+    _, row = np.unique(table["row"], return_inverse=True)
+    _, col = np.unique(table["col"], return_inverse=True)
+    row, col = row.reshape(table.shape), col.reshape(table.shape)
+    many = row.max(initial=-1) + col.max(initial=-1) + 2
+    own = np.arange(len(table))[:, None] * many
+    rows["blocks"][..., 0] = own + row
+    rows["blocks"][..., 1] = own + row.max(initial=-1) + 1 + col
+    rows["reads"][..., 0] = table["rows"].astype(float) * work.k * work.itemsize
+    rows["reads"][..., 1] = table["cols"].astype(float) * work.k * work.itemsize
+    rows["writes"] = table["rows"].astype(float) * table["cols"] * work.itemsize
+
+
+def _sources(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
+    """The part of a peer's row block that each copy reads, into the engine's items [ranks, items]."""
+    _, part = np.unique(np.stack([table["row"], table["col"]], -1).reshape(-1, 2), axis=0, return_inverse=True)
+    # after the blocks of all ranks' tiles
+    tiles = work.queues.items["builder"]
+    before = work.queues.ranks * (len(np.unique(tiles["row"])) + len(np.unique(tiles["col"])))
+    rows["blocks"][..., 0] = before + part.reshape(table.shape)
+    rows["reads"][..., 0] = rows["work"]
