@@ -386,10 +386,12 @@ def _export(given: argparse.Namespace) -> int:
 def _tell(trace: "Trace") -> None:
     """Print what was run, how its time was spent, and what is wrong with the trace."""
     meta = trace.meta
-    shape = meta.get("shape") or {}
+    shape = meta.get("shape")
+    if isinstance(shape, dict):
+        shape = ", ".join(f"{name}={shape[name]}" for name in "mnk" if name in shape) or None
     facts = {
         "op": meta.get("op"),
-        "shape": ", ".join(f"{name}={shape[name]}" for name in "mnk" if name in shape) or None,
+        "shape": shape,
         "dtype": meta.get("dtype"),
         "ranks": f"{trace.ranks} of {trace.workgroups} workgroups",
         "policy": meta.get("policy"),

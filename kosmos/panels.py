@@ -53,7 +53,7 @@ class Setting:
     place: str
 
     def __post_init__(self) -> None:
-        if self.op not in ORDERS:
+        if not isinstance(self.op, str) or self.op not in ORDERS:
             raise KosmosArgumentError(f"op={self.op!r} is unknown; allowed are {', '.join(ORDERS)}")
         if self.place not in PLACES:
             raise KosmosArgumentError(f"place={self.place!r} is unknown; allowed are {', '.join(PLACES)}")
@@ -240,7 +240,8 @@ class Controls:
             setting.link_gbps or 0, min=0, max=1e6, description="link GB/s", layout=narrow, style=label
         )
         self.place = choice("place", PLACES, setting.place)
-        self.machine = choice("machine", ["default", *machines], setting.machine or "default")
+        names = [*dict.fromkeys(["default", *machines, setting.machine or "default"])]
+        self.machine = choice("machine", names, setting.machine or "default")
         self.shown = choice("show", ["this run", "this and the one before", "all runs"], "this run")
         self.button = ipywidgets.Button(description="Run", icon="play", button_style="primary", layout=narrow)
         self.message = ipywidgets.HTML()

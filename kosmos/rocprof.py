@@ -46,7 +46,8 @@ def run(
     Raises KosmosEnvironmentError where rocprofv3 is not installed, and for a command that fails or dispatches nothing;
     KosmosTraceError for a file that cannot be read.
     """
-    if isinstance(command, str) or not command or not all(isinstance(word, str | os.PathLike) for word in command):
+    several = isinstance(command, Sequence) and not isinstance(command, str)
+    if not several or not command or not all(isinstance(word, str | os.PathLike) for word in command):
         raise KosmosArgumentError(f"command={command!r} must be a list of words, such as ['python', 'train.py']")
     profiler = find()
     if profiler is None:

@@ -363,6 +363,7 @@ def test_one_clock_needs_no_offset():
         (run(), {"launch": "gemm"}, "beside: launch='gemm' is in the names of 2 ranges, not of one"),
         (run(), {"launch": "a", "offset_ns": 5}, "beside: offset_ns and launch exclude each other"),
         (run(), {"offset_ns": 1.5}, "beside: offset_ns must be a whole number of ns, not 1.5"),
+        (run(), {"launch": 5}, "beside: launch must be a text, not 5"),
         (run(), {"offset_ns": 2**63}, f"beside: times that are {2**63} ns later do not fit int64"),
         (Trace(None), {"launch": "gemm a"}, "beside: a trace without spans has no launch to align with"),
     ],

@@ -474,6 +474,22 @@ def test_a_recording_is_never_written_as_a_measurement(no_gpu, recorded, capsys)
     assert not (recorded / "new.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--m", "-5"], "m=-5 must be a whole number"),
+        (["--turns", "0"], "turns=0 must be a whole number"),
+        (["--workgroups", "-1"], "workgroups=-1 must be"),
+        (["--data", "zeros"], "data does not go with over='workgroups'"),
+        (["--trace", "full.parquet"], "so there is no launch to write to full.parquet"),
+    ],
+)
+def test_what_is_not_allowed_is_not_answered_by_a_recording(no_gpu, recorded, arguments, says, capsys):
+    assert main(["power", "sweep", *arguments]) == 2
+    told = capsys.readouterr()
+    assert says in told.err and told.err.count("\n") == 1 and not told.out
+
+
 def test_where_there_is_neither_gpu_nor_recording(no_gpu, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sustained, "RECORDINGS", tmp_path)
     assert main(["power", "sweep"]) == 2
@@ -486,7 +502,8 @@ def test_show(recorded, capsys):
     assert "132" in capsys.readouterr().out
     assert main(["power", "show", str(recorded / "none.json")]) == 2
     assert main(["power", "show", str(recorded / "data.json"), "--figure", "x.bmp"]) == 2
-    assert "must end in .png" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "must end in .png" in said.err and "over data" not in said.out
 
 
 def test_sensors(monkeypatch, capsys):

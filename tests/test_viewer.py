@@ -765,7 +765,7 @@ def test_a_selection_that_makes_no_sense_is_refused(stub, selection, says):
     assert viewer.selection is None
     with pytest.raises(KosmosArgumentError, match="window must be None or"):
         viewer.window = {"t0": 1, "t1": 2, "lanes": None}
-    with pytest.raises(KosmosArgumentError, match="rank=3 must be from 0 to 2"):
+    with pytest.raises(KosmosArgumentError, match="rank=3 must be a whole number from 0 to 2"):
         viewer.lane(3, 0)
 
 

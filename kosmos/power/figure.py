@@ -22,8 +22,11 @@ def clock_figure(trace: Trace, bins: int = 400, window_ms: tuple[float, float] |
     edges, mhz = clock_map(trace, bins)
     lanes = mhz.reshape(-1, bins)
     ms = edges * 1e-6
-    shown = (ms[0], ms[-1]) if window_ms is None else window_ms
-    if not shown[0] < shown[1]:
+    try:
+        shown = (float(ms[0]), float(ms[-1])) if window_ms is None else tuple(map(float, window_ms))
+    except (TypeError, ValueError):
+        shown = ()
+    if len(shown) != 2 or not shown[0] < shown[1]:
         raise KosmosArgumentError(f"window_ms={window_ms!r} must be (begin, end) with begin before end")
     watts = _counter(trace, "power")
     figure = NotebookFigure(figsize=(10, 6.4 if watts else 5.2), layout="constrained")

@@ -18,6 +18,10 @@ _SHARED = {"globaltimer", "rocprofiler"}
 
 def offset_ns(trace: "Trace", other: "Trace", given: int | None, launch: str | None) -> tuple[int, str]:
     """What to add to the times of `other` to have them in those of `trace`, and how that is known; see Trace.beside."""
+    if not hasattr(other, "ranges"):
+        raise KosmosTraceError(f"beside: the other must be a Trace, not {other!r:.80}")
+    if launch is not None and not isinstance(launch, str):
+        raise KosmosTraceError(f"beside: launch must be a text, not {launch!r:.80}")
     if given is not None and launch is not None:
         raise KosmosTraceError("beside: offset_ns and launch exclude each other")
     if given is not None:

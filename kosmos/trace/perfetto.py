@@ -49,7 +49,7 @@ class _Writer:
             self._lane(lane, ranks[lane.rank])
         metadata = self._packet().chrome_events.metadata
         for name, value in export.facts().items():
-            if isinstance(value, int):
+            if isinstance(value, int) and abs(value) < 2**63:
                 metadata.add(name=f"kosmos.{name}", int_value=value)
             else:
                 text = value if isinstance(value, str) else json.dumps(value)

@@ -90,14 +90,16 @@ class Viewer(anywidget.AnyWidget):
 
     def lane(self, rank: int, workgroup: int, trace: int = 0) -> int:
         """The lane of a workgroup, for `selection`."""
-        for name, value, count in (
-            ("trace", trace, len(self._detail.runs)),
-            ("rank", rank, self._detail.runs[trace].ranks if 0 <= trace < len(self._detail.runs) else 0),
-            ("workgroup", workgroup, self._detail.runs[trace].workgroups if 0 <= trace < len(self._detail.runs) else 0),
-        ):
-            if not 0 <= value < count:
-                raise KosmosArgumentError(f"{name}={value!r} must be from 0 to {count - 1}")
-        return self._detail.first_lane[trace] + rank * self._detail.runs[trace].workgroups + workgroup
+
+        def checked(name: str, value: int, count: int) -> int:
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < count:
+                raise KosmosArgumentError(f"{name}={value!r} must be a whole number from 0 to {count - 1}")
+            return int(value)
+
+        trace = checked("trace", trace, len(self._detail.runs))
+        run = self._detail.runs[trace]
+        first = self._detail.first_lane[trace] + checked("rank", rank, run.ranks) * run.workgroups
+        return first + checked("workgroup", workgroup, run.workgroups)
 
     def select(self, t0: int, t1: int, lanes: Iterable[int] | None = None) -> None:
         """Select t0 to t1 (ns) of these lanes, or of all, and show it."""

@@ -70,10 +70,10 @@ def sweep(
     Returns Results, to print, plot and save; `.note` says so if they come from a recording. Raises KosmosArgumentError
     for values that are not allowed, and KosmosEnvironmentError where there is neither a GPU nor a recording.
     """
-    if over not in OVER:
+    if not isinstance(over, str) or over not in OVER:
         raise KosmosArgumentError(f"over={over!r} is unknown; allowed are {', '.join(OVER)}")
     op = ("matmul_reduce_scatter" if over == "policy" else "matmul") if op is None else op
-    if op not in SHAPES:
+    if not isinstance(op, str) or op not in SHAPES:
         raise KosmosArgumentError(f"op={op!r} is unknown; allowed are {', '.join(SHAPES)}")
     shape = tuple(usual if asked is None else asked for asked, usual in zip((m, n, k), SHAPES[op]))
     seconds = SECONDS[over] if seconds is None else seconds
@@ -88,6 +88,10 @@ def sweep(
         from kosmos.files import refuse_unwritable
 
         refuse_unwritable(output, KosmosArgumentError)
+
+    def planned(units: int) -> Sweep:
+        return plan(over, op, *shape, ranks, dtype, units, workgroups, data, policies, turns, float(hz), seed)
+
     if runner is None:
         missing = _no_gpu(device)
         if missing:
@@ -95,7 +99,10 @@ def sweep(
                 raise KosmosEnvironmentError(
                     f"{missing}, so there is nothing to measure and nothing to write to {output}"
                 )
-            return _recorded(over, missing, recording)
+            results = _recorded(over, missing, recording)
+            # what is not allowed on that GPU is not answered by its recording either
+            planned(results.header.get("units") or max(point.active for point in results.sweep.points))
+            return results
     from kosmos.benchmark.sustained.measure import GpuRunner, measure
     from kosmos.benchmark.sustained.results import Results
     from kosmos.power import find
@@ -104,8 +111,7 @@ def sweep(
         from kosmos.world import World
 
         runner = GpuRunner(World.virtual(1, device=device).device)
-    header = runner.machine()
-    chosen = plan(over, op, *shape, ranks, dtype, header["units"], workgroups, data, policies, turns, float(hz), seed)
+    chosen = planned(runner.machine()["units"])
     results = Results()
 
     def save() -> None:

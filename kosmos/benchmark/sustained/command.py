@@ -106,11 +106,9 @@ def _sensors(given: argparse.Namespace) -> int:
 def _sweep(given: argparse.Namespace) -> int:
     from kosmos.benchmark.sustained import sweep
 
-    for path, error in ((given.figure, KosmosArgumentError), (given.trace, KosmosTraceError)):
-        if path:
-            refuse_unwritable(path, error)
-    if given.figure:
-        _picture_format(given.figure)
+    _refuse_picture(given.figure)
+    if given.trace:
+        refuse_unwritable(given.trace, KosmosTraceError)
     traces: dict[int, Any] = {}
     results = sweep(
         given.op,
@@ -132,6 +130,8 @@ def _sweep(given: argparse.Namespace) -> int:
         recording=given.recording,
         traces=traces,
     )
+    if given.trace and results.note:
+        raise KosmosEnvironmentError(f"{results.note}, so there is no launch to write to {given.trace}")
     _give(results, given.figure)
     if given.trace:
         if results.sweep.full not in traces:
@@ -163,6 +163,7 @@ def _burst(given: argparse.Namespace) -> int:
 def _show(given: argparse.Namespace) -> int:
     from kosmos.benchmark.sustained import load
 
+    _refuse_picture(given.figure)
     _give(load(given.file), given.figure)
     return 0
 
@@ -175,6 +176,13 @@ def _give(results: Any, figure: str | None) -> None:
         results.plot().savefig(picture, format=_picture_format(figure), dpi=200)
         with whole_file(figure, KosmosArgumentError) as file:
             file.write(picture.getvalue())
+
+
+def _refuse_picture(path: str | None) -> None:
+    """Say what is wrong with where a picture is to go before anything is measured or printed."""
+    if path:
+        refuse_unwritable(path, KosmosArgumentError)
+        _picture_format(path)
 
 
 def _picture_format(path: str) -> str:
