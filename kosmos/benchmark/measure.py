@@ -144,7 +144,7 @@ def measure(
             tell(f"FAILED, {measured.failed}" if measured.failed else f"skipped, {measured.skipped}")
         if output is not None:
             results.save(output)
-    results.header["ended"] = _now()
+    results.header["ended"] = now()
     if output is not None:
         results.save(output)
     return results
@@ -178,22 +178,30 @@ def _gpu(device: str | torch.device | None) -> torch.device:
 def _header(timer: Timer, rounds: int, sustained_s: float, seed: int) -> dict[str, Any]:
     return {
         **timer.machine(),
-        "versions": {
-            "kosmos": kosmos.__version__,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-        },
-        "started": _now(),
-        "ended": None,
-        "command": shlex.join(["kosmos", *sys.argv[1:]]),
+        **provenance(),
         "seed": seed,
         "rounds": rounds,
         "sustained_s": sustained_s,
     }
 
 
-def _now() -> str:
+def provenance() -> dict[str, Any]:
+    """For the header of a file: the versions, when it began, and the command of this process."""
+    return {
+        "versions": {
+            "kosmos": kosmos.__version__,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "python": platform.python_version(),
+        },
+        "started": now(),
+        "ended": None,
+        "command": shlex.join(["kosmos", *sys.argv[1:]]),
+    }
+
+
+def now() -> str:
+    """The time of the day in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

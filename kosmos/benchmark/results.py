@@ -191,17 +191,7 @@ class Results:
     def load(cls, path: str | os.PathLike[str]) -> "Results":
         """Read such a file. Raises KosmosArgumentError if it is none, or damaged, or newer than this version."""
         path = os.fspath(path)
-        try:
-            with open(path, encoding="utf-8") as file:
-                content = json.load(file)
-        except OSError as error:
-            raise KosmosArgumentError(f"{path}: cannot be read ({error.strerror or error})") from None
-        except (ValueError, RecursionError):
-            raise KosmosArgumentError(f"{path}: is not JSON, so no benchmark of KOSMOS") from None
-        if not isinstance(content, dict) or content.get("kosmos") != "bench":
-            raise KosmosArgumentError(f"{path}: is JSON, but no benchmark of KOSMOS")
-        if content.get("format") != FORMAT:
-            raise KosmosArgumentError(f"{path}: has format {content.get('format')!r}; this version reads {FORMAT}")
+        content = content_of(path, "bench", FORMAT, "benchmark")
         try:
             results = cls(dict(content["header"]), [_measured(measured) for measured in content["cases"]])
             str(results)  # says everything, so that it is known to be readable
@@ -235,3 +225,22 @@ def _measured(content: dict[str, Any]) -> Measured:
         if not (isinstance(sample, int | float) and 0 < sample < math.inf):
             raise ValueError("a sample is no positive number")
     return measured
+
+
+def content_of(path: str, kind: str, number: int, what: str) -> dict[str, Any]:
+    """The JSON of a file {"kosmos": kind, "format": number, ...}, which errors call a `what`.
+
+    Raises KosmosArgumentError if the file is none.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise KosmosArgumentError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (ValueError, RecursionError):
+        raise KosmosArgumentError(f"{path}: is not JSON, so no {what} of KOSMOS") from None
+    if not isinstance(content, dict) or content.get("kosmos") != kind:
+        raise KosmosArgumentError(f"{path}: is JSON, but no {what} of KOSMOS")
+    if content.get("format") != number:
+        raise KosmosArgumentError(f"{path}: has format {content.get('format')!r}; this version reads {number}")
+    return content

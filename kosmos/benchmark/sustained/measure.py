@@ -6,23 +6,17 @@ the sensor. Of some points one launch is recorded every quarter of a second, for
 timed.
 """
 
-import platform
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import triton
 
-import kosmos
 from kosmos import ops, power
 from kosmos.benchmark.cases import DTYPES
-from kosmos.benchmark.measure import baselines
+from kosmos.benchmark.measure import baselines, now, provenance
 from kosmos.benchmark.sustained.cases import UNFUSED, Point, Sweep
 from kosmos.benchmark.sustained.results import Copy, Results, Run
 from kosmos.benchmark.timer import GpuTimer, Loop
@@ -162,7 +156,7 @@ def measure(
                 traces[at] = trace
             bar.update()
         bench.finish()
-        results.header["ended"] = _now()
+        results.header["ended"] = now()
     finally:
         bar.close()
         # what was measured until then, if it ends early
@@ -391,19 +385,7 @@ def _header(runner: Runner, sensor: Sensor, seed: int, seconds: float) -> dict[s
         **runner.machine(),
         **{name: value for name, value in sensor.limits.items() if value is not None},
         "sensors": sensor.name,
-        "versions": {
-            "kosmos": kosmos.__version__,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-        },
-        "started": _now(),
-        "ended": None,
-        "command": shlex.join(["kosmos", *sys.argv[1:]]),
+        **provenance(),
         "seed": seed,
         "seconds": seconds,
     }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from kosmos.benchmark.cases import BYTES
+from kosmos.benchmark.results import content_of
 from kosmos.benchmark.sustained.cases import OVER, SETTLE_S, Point, Sweep
 from kosmos.errors import KosmosArgumentError
 from kosmos.files import whole_file
@@ -266,17 +267,7 @@ class Results:
     def load(cls, path: str | os.PathLike[str]) -> "Results":
         """Read such a file. Raises KosmosArgumentError if it is none, or damaged, or newer than this version."""
         path = os.fspath(path)
-        try:
-            with open(path, encoding="utf-8") as file:
-                content = json.load(file)
-        except OSError as error:
-            raise KosmosArgumentError(f"{path}: cannot be read ({error.strerror or error})") from None
-        except (ValueError, RecursionError):
-            raise KosmosArgumentError(f"{path}: is not JSON, so no sweep of KOSMOS") from None
-        if not isinstance(content, dict) or content.get("kosmos") != "power":
-            raise KosmosArgumentError(f"{path}: is JSON, but no sweep of KOSMOS")
-        if content.get("format") != FORMAT:
-            raise KosmosArgumentError(f"{path}: has format {content.get('format')!r}; this version reads {FORMAT}")
+        content = content_of(path, "power", FORMAT, "sweep")
         try:
             found = cls._from_json(content)
             str(found)  # says everything, so that it is known to be readable
