@@ -125,7 +125,7 @@ def experiments(
 
 def headroom(machine: str = "MI350X") -> float:
     """The throughput of a GEMM on 224 of 256 workgroups, as a share of that on all: one rank, nothing is sent."""
-    shape = {"m": M, "n": 8192, "k": 8192, "ranks": 1, "machine": machine, "policy": "one_way:0"}
+    shape: dict[str, Any] = {"m": M, "n": 8192, "k": 8192, "ranks": 1, "machine": machine, "policy": "one_way:0"}
     whole, part = (simulate(RS, **shape, workgroups=workgroups) for workgroups in (256, 224))
     return _product_ns(whole) / _product_ns(part)
 
