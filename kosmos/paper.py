@@ -125,7 +125,7 @@ def experiments(
 
 def headroom(machine: str = "MI350X") -> float:
     """The throughput of a GEMM on 224 of 256 workgroups, as a share of that on all: one rank, nothing is sent."""
-    shape = {"m": M, "n": 8192, "k": 8192, "ranks": 1, "machine": machine, "policy": "one_way:0"}
+    shape: dict[str, Any] = {"m": M, "n": 8192, "k": 8192, "ranks": 1, "machine": machine, "policy": "one_way:0"}
     whole, part = (simulate(RS, **shape, workgroups=workgroups) for workgroups in (256, 224))
     return _product_ns(whole) / _product_ns(part)
 
@@ -139,7 +139,7 @@ def _product_ns(trace: Trace) -> float:
 @dataclass(frozen=True)
 class Claim:
     """What the paper says, and what the model says. inside: whether all that the model says lies in the paper's range,
-    to a unit of its last digit."""
+    to a unit of its last digit; of "up to", whether the most does."""
 
     what: str
     paper: str
@@ -167,7 +167,7 @@ def claims(found: list[Measured], share: float) -> list[Claim]:
             "one-way against the best fixed split",
             "up to 1.15×",
             f"{min(gains.values()):.2f} to {gains[most]:.2f}× (most: {most})",
-            1.0 < gains[most] <= 1.155,
+            1.135 <= gains[most] <= 1.165,
         ),
         Claim(
             "the same, attention layers",

@@ -169,7 +169,11 @@ class Validation:
         rows = []
         for one in self.predictions:
             measured, model = one.makespans_ns
-            row = {"name": one.name, "half": "held out" if one.held_out else "fitted", "measured_ns": measured}
+            row: dict[str, Any] = {
+                "name": one.name,
+                "half": "held out" if one.held_out else "fitted",
+                "measured_ns": measured,
+            }
             row |= {"model_ns": model, "error": one.error, "noise": one.noise}
             for kind in KINDS:
                 row[kind] = one.measured.summary().get(kind)
