@@ -38,7 +38,7 @@ LAYERS = [
     "cli",
     "__main__",
 ]
-PURE = {"errors", "files", "trace", "schedule", "machine", "simulator", "plots", "viewer"}
+PURE = {"errors", "files", "trace", "schedule", "machine", "simulator", "plots", "viewer", "validation", "paper"}
 READ_TRACES_ONLY = {"plots", "viewer"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
