@@ -32,10 +32,15 @@ _HOME = {
     "compare": "viewer",
 }
 
-__all__ = ["__version__", *_HOME]
+_MODULES = ("power", "rocprof")
+"""Whole modules that are used by their name: kosmos.power.sample(), ..."""
+
+__all__ = ["__version__", *_HOME, *_MODULES]
 
 
 def __getattr__(name):
+    if name in _MODULES:
+        return importlib.import_module(f"kosmos.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'kosmos' has no attribute {name!r}")
     try:

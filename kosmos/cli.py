@@ -1,4 +1,4 @@
-"""The command `kosmos`: doctor, record, simulate, show, view, export, bench.
+"""The command `kosmos`: doctor, record, simulate, show, view, export, bench, power.
 
 Exit code 0 if all went well; 1 if what was examined is not well; 2 for wrong input, with one line on stderr that says
 what is wrong. Heavy packages are imported by the command that needs them.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kosmos import __version__, benchmark
 from kosmos.benchmark.cases import DTYPES
+from kosmos.benchmark.sustained import command as sustained
 from kosmos.errors import KosmosEnvironmentError, KosmosError, KosmosShapeError, KosmosTraceError
 from kosmos.files import refuse_unwritable, whole_file
 
@@ -174,6 +175,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     benchmark.add_arguments(bench)
     bench.set_defaults(run=benchmark.run)
+
+    power = commands.add_parser("power", help="power, clocks and energy: what the cap does, on your GPU or recorded")
+    sustained.add_arguments(power)
+    power.set_defaults(run=sustained.run)
     return parser
 
 

@@ -71,11 +71,21 @@ class Lab:
         )
         self.wait()
 
+    def ask(self, path, method="GET"):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/api{path}?token=secret", method=method)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.read()
+
+    def end_kernels(self):
+        """End what runs: a kernel keeps its memory until then."""
+        for session in json.loads(self.ask("/sessions")):
+            self.ask(f"/sessions/{session['id']}", "DELETE")
+
     def wait(self):
         until = time.monotonic() + 60
         while True:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api?token=secret", timeout=5).close()
+                self.ask("")
                 return
             except (urllib.error.URLError, OSError) as error:
                 if self.process.poll() is not None or time.monotonic() > until:
@@ -122,6 +132,8 @@ class Notebook:
         """Run a cell without waiting for it; its prompt before that."""
         before = self.prompt(index)
         for _ in range(5):
+            for dialog in self.page.locator(".jp-Dialog").all():
+                raise AssertionError(f"JupyterLab asks: {dialog.inner_text()}")
             self.cell(index).locator(".jp-InputArea-prompt").click()
             self.cell(index).and_(self.page.locator(".jp-mod-selected")).wait_for(timeout=10_000)
             self.page.locator(".jp-Notebook.jp-mod-commandMode").wait_for(timeout=10_000)

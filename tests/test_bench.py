@@ -22,13 +22,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from powered import Sensor  # noqa: E402
+
 import kosmos  # noqa: E402
-from kosmos import benchmark  # noqa: E402
+from kosmos import benchmark, power  # noqa: E402
 from kosmos.benchmark import measure, results, table, timer  # noqa: E402
 from kosmos.benchmark.cases import Case, cases_of  # noqa: E402
 from kosmos.benchmark.results import Measured, Results, Run  # noqa: E402
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosError, KosmosTimeout  # noqa: E402
 from kosmos.ops.launch import plan_for  # noqa: E402
+from kosmos.power import Samples  # noqa: E402
 from kosmos.world import recording  # noqa: E402
 
 pytestmark = pytest.mark.triton
@@ -197,7 +200,7 @@ def test_baselines_do_what_the_ops_do():
         world = kosmos.World.virtual(ranks, 1, device="cpu")
         rows = 12 if op == SCATTER else 12 // ranks
         x, w = world.randn(rows, 7, torch.float32, 1), world.randn(5, 7, torch.float32, 2)
-        calls = measure._baselines(op, x, w)
+        calls = measure.baselines(op, x, w)
         for tensor in calls.scratch:
             tensor.fill_(float("nan"))
         y, parts = calls["unfused"]().double(), calls["gemm"]().double()
@@ -309,8 +312,8 @@ def test_the_table_says_what_was_measured(measured):
 
 def test_columns_stand_under_each_other():
     rows = [["", "above", "", "empty"], ["name", "ms", "", ""], ["a", "1.5", "", ""], ["longer", "", "", ""]]
-    assert table._aligned(rows, heads=2) == ["        above", "name       ms", "a         1.5", "longer"]
-    assert table._aligned([["a", "b"], ["longer", "c"]], left=2) == ["a       b", "longer  c"]
+    assert table.aligned(rows, heads=2) == ["        above", "name       ms", "a         1.5", "longer"]
+    assert table.aligned([["a", "b"], ["longer", "c"]], left=2) == ["a       b", "longer  c"]
 
 
 def test_the_summary_is_a_geometric_mean(measured):
@@ -811,7 +814,8 @@ class FakeGpu:
         )
         monkeypatch.setattr(timer, "time", clock)
         monkeypatch.setattr(timer, "CLEARED_BYTES", 8)
-        monkeypatch.setattr(timer, "Sensors", lambda device: types.SimpleNamespace(watch=self.watch))
+        reads = {"find": lambda device: Sensor(lambda count: {"sm_clock": 1400.0}), "sample": self.sample}
+        monkeypatch.setattr(timer, "power", types.SimpleNamespace(**reads))
         self.timer = timer.GpuTimer(torch.device("cpu"))
 
     def run(self, ms):
@@ -823,9 +827,14 @@ class FakeGpu:
     def rest(self, seconds):
         self.host = max(self.host, self.now) + 1000 * seconds
 
-    @contextlib.contextmanager
-    def watch(self):
-        yield types.SimpleNamespace(means=lambda: (1500.0, 700.0))
+    def sample(self, hz, device, sensor, updates):
+        """Readings of four seconds: what counts is the last half."""
+        first = {"sm_clock": 1900.0, "power": 500.0}
+        later = {"sm_clock": 1500.0, "power": 700.0}
+        samples = Samples("fake", [(0, first), (int(2e9), later)], 1, 0, int(4e9))
+        reading = contextlib.nullcontext()
+        reading.samples = samples
+        return reading
 
     def call(self, ms):
         """An op: its kernel, launched as triton does, a copy after it, and 0.2 ms of the host."""
@@ -868,80 +877,19 @@ def test_the_clock_of_a_gpu(monkeypatch):
     assert not timer.knobs.runtime.launch_enter_hook.calls
 
 
-class FakeNvml(types.ModuleType):
-    NVML_CLOCK_SM, NVML_FI_DEV_POWER_INSTANT = 1, 186
-
-    def __init__(self, **missing):
-        super().__init__("pynvml")
-        self.clocks = itertools.count(1000, 10)
-        self.missing = missing
-
-    def nvmlInit(self):
-        if "driver" in self.missing:
-            raise RuntimeError("Driver Not Loaded")
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return uuid
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        assert (handle, kind) == ("GPU-1-2", 1)
-        return next(self.clocks)
-
-    def nvmlDeviceGetFieldValues(self, handle, fields):
-        assert fields == [186]
-        value = types.SimpleNamespace(uiVal=650_000)
-        return [types.SimpleNamespace(nvmlReturn=3 if "instant" in self.missing else 0, value=value)]
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        if "power" in self.missing:
-            raise RuntimeError("Not Supported")
-        return 600_000
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return 700_000
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
-        return 1980
-
-    def nvmlSystemGetDriverVersion(self):
-        return "580.1"
+def test_the_sensor_of_a_gpu(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    assert gpu.timer.clock_mhz() == 1400.0
+    gpu.timer.sensor = Sensor(lambda count: RuntimeError("GPU is lost"))
+    assert gpu.timer.clock_mhz() is None
+    gpu.timer.sensor = power.NoSensor("nvidia-ml-py is not installed")
+    assert gpu.timer.clock_mhz() is None
 
 
-@pytest.mark.parametrize(
-    ("missing", "watts"), [({}, 650), ({"instant": 1}, 600), ({"instant": 1, "power": 1}, None), ({"driver": 1}, None)]
-)
-def test_sensors(monkeypatch, missing, watts):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(**missing))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1-2"))
-    monkeypatch.setattr(timer, "SENSOR_S", 0.001)
-    sensors = timer.Sensors(torch.device("cuda", 0))
-    with sensors.watch() as seen:
-        while not missing.get("driver") and len(seen.readings) < 8:
-            pass
-    clock, power = seen.means()
-    assert power == watts
-    if missing.get("driver"):
-        assert clock is None and "Driver Not Loaded" in sensors.missing and sensors.limits()["driver"] is None
-        return
-    late = [mhz for at, mhz, _ in seen.readings if at >= (seen.readings[0][0] + seen.readings[-1][0]) / 2]
-    assert clock == pytest.approx(np.mean(late)) and sensors.missing == ""
-    assert sensors.limits() == {
-        "driver": "580.1",
-        "max_clock_mhz": 1980,
-        "power_limit_w": 700.0,
-        "sensors": "nvidia-ml-py",
-    }
-
-
-def test_without_sensors_a_sentence_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    sensors = timer.Sensors(torch.device("cuda", 0))
-    with sensors.watch() as seen:
-        pass
-    assert sensors.clock_mhz() is None
-    assert seen.means() == (None, None) and "nvidia-ml-py is not installed" in sensors.missing
-    text = str(Results({"sensors": sensors.limits()["sensors"]}))
-    assert "clocks and power are left out" in text
+def test_without_a_sensor_a_sentence_says_so():
+    text = str(Results({"sensors": power.NoSensor("nvidia-ml-py is not installed").name}))
+    assert "no sensor here: nvidia-ml-py is not installed" in text
+    assert "through" not in str(Results({"sensors": "NVIDIA H200 through nvidia-ml-py"}))
 
 
 @pytest.mark.gpu

@@ -23,6 +23,7 @@ LAYERS = [
     "lang",
     "emulator",
     "power",
+    "rocprof",
     "world",
     "ops",
     "nn",

@@ -14,7 +14,7 @@ nbclient = pytest.importorskip("nbclient")
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LIMIT_S = 60
-DRAWS = re.compile(r"\.plot\(|plt\.subplots\(|\.view\(|kosmos\.compare\(")
+DRAWS = re.compile(r"\.plot\(|plt\.subplots\(|\.view\(|kosmos\.compare\(|_figure\(")
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

@@ -39,19 +39,21 @@ def run_python(*arguments: str, cwd: Path) -> str:
 
 
 @pytest.mark.triton
-def test_example_runs(tmp_path):
-    (example,) = blocks(README, "python")
-    assert "makespan" in run_python("-c", example, cwd=tmp_path)
+def test_examples_run(tmp_path):
+    run, simulate = blocks(README, "python")
+    assert "makespan" in run_python("-c", run, cwd=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"band.png", "band.parquet"}
+    assert "one_way:8, band, 8 ranks × 256 workgroups" in run_python("-c", simulate, cwd=tmp_path)
 
 
 @pytest.mark.triton
 def test_commands_run(tmp_path):
     for command in commands("kosmos"):
-        # these take minutes, the second one on a GPU, and have tests of their own
-        if "--compile" not in command and "bench" not in command:
+        # these take minutes or a GPU, and have tests of their own
+        if not {"--compile", "bench", "power"} & {*command}:
             run_python("-m", "kosmos", *command, cwd=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"mine.png", "mine.parquet"}
+    made = {"mine.png", "mine.parquet", "mine.html", "mine.pftrace", "node.parquet"}
+    assert {path.name for path in tmp_path.iterdir()} == made
 
 
 @pytest.mark.parametrize("command", commands("make"), ids=" ".join)

@@ -68,7 +68,8 @@ def open_page(browser):
 def notebook(lab, open_page, request):
     """Open a notebook of these cells."""
     name = re.sub(r"\W+", "_", request.node.name)
-    return lambda *cells: Notebook(lab, open_page(), f"{name}.ipynb", *cells)
+    yield lambda *cells: Notebook(lab, open_page(), f"{name}.ipynb", *cells)
+    lab.end_kernels()
 
 
 def sharp(place, seconds=20):

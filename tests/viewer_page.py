@@ -148,6 +148,20 @@ class Page:
         shared = np.bincount(row_of[row_of >= 0], minlength=rows)
         return coverage(row_of[self.lane], self.role, self.claim, self.start, self.end, shared, t0, t1, width)
 
+    def add_ranges(self, ranges: list[tuple[str, str, int, int]]) -> None:
+        """(track, name, start, end), times from the base, beside the spans of the first trace."""
+        tracks, names, start, end = zip(*ranges)
+        table = {"tracks": list(dict.fromkeys(tracks)), "names": list(dict.fromkeys(names))}
+        self.meta["traces"][0]["ranges"] = len(ranges)
+        self.json["traces"][0]["ranges"] = table | {
+            "columns": {
+                "track": column([table["tracks"].index(track) for track in tracks], "int32"),
+                "name": column([table["names"].index(name) for name in names], "int32"),
+                "start": column(start, "float64"),
+                "end": column(end, "float64"),
+            }
+        }
+
     def html(self, attributes: str = "", head: str = "") -> str:
         """The page as one file, as `to_html` makes it."""
         bundle = BUNDLE.read_text()

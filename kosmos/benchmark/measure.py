@@ -308,7 +308,7 @@ class _Bench:
         self.measured, self.timer, self.world, self.x, self.w = measured, timer, world, x, w
         self.case = measured.case
         self.op = getattr(ops, self.case.op)
-        self.baselines = _baselines(self.case.op, x, w)
+        self.baselines = baselines(self.case.op, x, w)
 
     def call(self, run: Run) -> Callable[[], torch.Tensor]:
         """One call of a variant."""
@@ -381,7 +381,7 @@ class _Baselines(dict):
     scratch: tuple[torch.Tensor, ...] = ()
 
 
-def _baselines(op: str, x: torch.Tensor, w: torch.Tensor) -> _Baselines:
+def baselines(op: str, x: torch.Tensor, w: torch.Tensor) -> _Baselines:
     ranks, rows, k = x.shape
     n = w.shape[1]
     across = w.transpose(1, 2)

@@ -47,7 +47,9 @@ def _header(header: dict) -> str:
     ]
     lines = [", ".join(machine), ", ".join(versions), ", ".join(run), *told("{}", "command")]
     missing = str(header.get("sensors") or "")
-    return "\n".join(filter(None, [*lines, missing if " " in missing else ""]))
+    # a sentence where there is none; else what is read, through which library
+    told = missing if " " in missing and " through " not in missing else ""
+    return "\n".join(filter(None, [*lines, told]))
 
 
 def _case(measured: Measured) -> str:
@@ -63,7 +65,7 @@ def _case(measured: Measured) -> str:
         base = f"× {case.base}"
         above = ["", "burst", "", "", "", "", "× best", "× worst", "sustained", "", "", ""]
         below = ["", "ms", "", "TFLOP/s", base, "", "fixed", "fixed", "ms", base, "MHz", "W"]
-        lines += _aligned([above, below, *rows], heads=2)
+        lines += aligned([above, below, *rows], heads=2)
     lines += _remarks(measured)
     return "\n  ".join(lines)
 
@@ -194,7 +196,7 @@ def _groups(cases: list[Measured]) -> Iterable[tuple[str, list[Measured]]]:
             yield name or "all", group
 
 
-def _aligned(rows: list[list[str]], left: int = 1, heads: int = 1) -> list[str]:
+def aligned(rows: list[list[str]], left: int = 1, heads: int = 1) -> list[str]:
     """The columns under each other, the first ones to the left; a column that has only heads is dropped."""
     columns = [column for column in zip(*rows) if any(column[heads:])]
     padded = [
@@ -223,4 +225,4 @@ def compared(old: "Results", new: "Results") -> str:
     if len(rows) == 1:
         return "no case and variant is in both\n"
     note = "× base, burst; faster and slower: where the quartiles do not overlap"
-    return "\n".join([note, *_aligned(rows, 3)]) + "\n"
+    return "\n".join([note, *aligned(rows, 3)]) + "\n"

@@ -1,14 +1,14 @@
-"""The clock of a benchmark on a GPU, and its sensors."""
+"""The clock of a benchmark on a GPU."""
 
-import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from triton import knobs
+
+from kosmos import power
 
 CLEARED_BYTES = 512 << 20
 """What is cleared before a burst: it empties the caches, and while it lasts the host enqueues what is timed."""
@@ -19,7 +19,7 @@ IDLE = 2.0
 IN_FLIGHT = 4
 """Replays that are enqueued ahead while a variant runs back to back."""
 
-SENSOR_S = 0.02
+SENSOR_HZ = 50
 
 
 @dataclass
@@ -48,7 +48,7 @@ class GpuTimer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.sensors = Sensors(device)
+        self.sensor = power.find(device)
         self._cleared = torch.empty(CLEARED_BYTES, dtype=torch.int8, device=device)
 
     def capture(self, name: str, call: Callable[[], torch.Tensor], inner: int) -> Loop:
@@ -80,11 +80,15 @@ class GpuTimer:
 
     def clock_mhz(self) -> float | None:
         """The SM clock now; None where it cannot be read."""
-        return self.sensors.clock_mhz()
+        try:
+            return self.sensor.read().get("sm_clock")
+        except Exception:  # a sensor that is gone is no reason to stop
+            return None
 
     def sustain(self, loop: Loop, seconds: float) -> Sustained:
         """Replay back to back for so long."""
-        with torch.cuda.device(self.device), self.sensors.watch() as seen:
+        reading = power.sample(SENSOR_HZ, self.device, self.sensor, updates={})
+        with torch.cuda.device(self.device), reading:
             torch.cuda.synchronize()
             events = [_event()]
             events[0].record()
@@ -97,7 +101,9 @@ class GpuTimer:
                     events[-IN_FLIGHT].synchronize()
             torch.cuda.synchronize()
         ms = [before.elapsed_time(after) / loop.inner for before, after in zip(events, events[1:])]
-        return Sustained(ms, *seen.means())
+        samples = reading.samples
+        late = (samples.begin_ns + samples.end_ns) // 2
+        return Sustained(ms, *(samples.mean(name, late) for name in ("sm_clock", "power")))
 
     def launches(self, call: Callable[[], object], count: int, ahead: Loop) -> list[float]:
         """ms of each of `count` eager launches of a kernel in a row: events right before and after it, so that what
@@ -144,107 +150,10 @@ class GpuTimer:
             "units": properties.multi_processor_count,
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "runtime": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
-            **self.sensors.limits(),
+            **self.sensor.limits,
+            "sensors": self.sensor.name,
         }
 
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
-
-
-@dataclass
-class _Seen:
-    """Readings: seconds, MHz, W."""
-
-    readings: list[tuple[float, float | None, float | None]] = field(default_factory=list)
-
-    def means(self) -> tuple[float | None, float | None]:
-        """Of clock and power, over the last half of the time."""
-        if not self.readings:
-            return None, None
-        middle = (self.readings[0][0] + self.readings[-1][0]) / 2
-        late = [reading[1:] for reading in self.readings if reading[0] >= middle]
-        columns = [[value for value in column if value is not None] for column in zip(*late)]
-        clock, power = (sum(column) / len(column) if column else None for column in columns)
-        return clock, power
-
-
-class Sensors:
-    """SM clock and power of an NVIDIA GPU through nvidia-ml-py. `missing` is a sentence where they cannot be read."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.missing = ""
-        self._library: Any = None
-        if torch.version.hip:
-            self.missing = "clocks and power are left out: they are read on NVIDIA GPUs only"
-            return
-        try:
-            import pynvml
-        except ImportError:
-            self.missing = "clocks and power are left out: nvidia-ml-py is not installed (pip install 'kosmos[nvidia]')"
-            return
-        try:
-            pynvml.nvmlInit()
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-            self._library = pynvml
-        except Exception as error:  # NVML's own kind, or a torch or a driver that lacks a name
-            self.missing = f"clocks and power are left out: the driver's library does not serve them ({error})"
-
-    def limits(self) -> dict[str, Any]:
-        """The driver's version, the highest SM clock in MHz and the power limit in W; None where it is not known."""
-        nvml = self._library
-        watts = self._ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1000)
-        return {
-            "driver": self._ask(nvml and nvml.nvmlSystemGetDriverVersion),
-            "max_clock_mhz": self._ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(self._handle, nvml.NVML_CLOCK_SM)),
-            "power_limit_w": watts,
-            "sensors": self.missing or "nvidia-ml-py",
-        }
-
-    @contextmanager
-    def watch(self):
-        """Read the sensors all the time; yields what was seen."""
-        seen = _Seen()
-        if self._library is None:
-            yield seen
-            return
-        done = threading.Event()
-
-        def look() -> None:
-            while not done.wait(SENSOR_S):
-                seen.readings.append((time.perf_counter(), self.clock_mhz(), self._power()))
-
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        try:
-            yield seen
-        finally:
-            done.set()
-            thread.join()
-
-    def clock_mhz(self) -> float | None:
-        """The SM clock now; None where it cannot be read."""
-        nvml = self._library
-        return self._ask(lambda: float(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)))
-
-    def _power(self) -> float | None:
-        """At this moment; from a driver that does not know that, the mean of up to a second."""
-        nvml = self._library
-
-        def instant() -> float:
-            (value,) = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
-            if value.nvmlReturn:
-                raise LookupError("not known")
-            return value.value.uiVal / 1000
-
-        now = self._ask(instant)
-        return self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000) if now is None else now
-
-    def _ask(self, question: Callable[[], Any] | None) -> Any:
-        if self._library is None or question is None:
-            return None
-        try:
-            return question()
-        except Exception:  # a single sensor that a machine does not have is no reason to stop
-            return None

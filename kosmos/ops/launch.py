@@ -8,7 +8,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kosmos import __version__, emulator
+from kosmos import __version__, emulator, rocprof
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 from kosmos.lang.sync import new_state
 from kosmos.ops.arguments import alignment
@@ -234,12 +234,13 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
             )
         with torch.cuda.device(world.device):
             world.join_stream()
-            kernel[(world.ranks * world.workgroups,)](
-                **arguments,
-                num_warps=plan.blocks.num_warps,
-                num_stages=plan.blocks.num_stages,
-                launch_cooperative_grid=True,
-            )
+            with rocprof.launch_range(plan.op, plan.policy):
+                kernel[(world.ranks * world.workgroups,)](
+                    **arguments,
+                    num_warps=plan.blocks.num_warps,
+                    num_stages=plan.blocks.num_stages,
+                    launch_cooperative_grid=True,
+                )
     if run:
         run.add(lambda: trace_of(plan, buffer))
 

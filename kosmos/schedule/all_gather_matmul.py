@@ -12,7 +12,7 @@ COPY_BYTES = 512 * 1024
 """About how much one mover item carries: enough to hide a claim, little enough to share a row block."""
 
 
-def local_first(items: np.recarray, group: int) -> np.ndarray:
+def local_first(group: int, items: np.recarray) -> np.ndarray:
     """Own rows first, while the others travel; then the peers' row blocks in turns, the nearest rank first."""
     distance = (items.chunk - items.rank) % (items.chunk.max() + 1)
     peers = max(int(distance.max()), 1)

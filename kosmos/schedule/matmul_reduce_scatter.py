@@ -8,7 +8,7 @@ import numpy as np
 from kosmos.schedule.queues import Order, Queues, Tile, by, by_rows, numbered, ordered, tile_table
 
 
-def band_order(items: np.recarray, group: int) -> np.ndarray:
+def band_order(group: int, items: np.recarray) -> np.ndarray:
     """Band by band across every rank's chunk, own chunk last: after one band every reducer has work."""
     ranks = items.chunk.max() + 1
     turn = (items.chunk - items.rank - 1) % ranks

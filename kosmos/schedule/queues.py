@@ -88,11 +88,11 @@ def tile_table(rank: int, ranks: int, chunk_rows: int, cols: int, tile: Tile) ->
 
 
 def ordered(
-    table: np.recarray, order: Order, named: Mapping[str, Callable[[np.recarray, int], np.ndarray]], group: int
+    table: np.recarray, order: Order, named: Mapping[str, Callable[[int, np.recarray], np.ndarray]], group: int
 ) -> np.recarray:
     """`table` in the given order: one of the `named` ones, "random:SEED", or a function that returns a permutation.
 
-    named: functions of the table and of `group`, the number of row blocks that are walked together.
+    named: functions of `group`, the number of row blocks that are walked together, and of the table.
 
     Raises KosmosArgumentError for an unknown name and for a result that is no permutation.
     """
@@ -101,7 +101,7 @@ def ordered(
         return numbered(table[generator.permutation(len(table))])
     rule = order
     if isinstance(order, str) and order in named:
-        rule = partial(named[order], group=group)
+        rule = partial(named[order], group)
     if not callable(rule):
         allowed = ", ".join(repr(name) for name in (*named, "random:SEED"))
         raise KosmosArgumentError(f"order={order!r} is unknown; allowed are {allowed} or a function")
@@ -144,7 +144,7 @@ def by(*keys: np.ndarray) -> np.ndarray:
     return np.lexsort(keys[::-1])
 
 
-def by_rows(items: np.recarray, group: int) -> np.ndarray:
+def by_rows(group: int, items: np.recarray) -> np.ndarray:
     """Rows from the first to the last, on every rank alike; the last rank's chunk comes last everywhere."""
     block = items.chunk * (items.band.max() + 1) + items.band
     return by(block // group, items.column, block % group)

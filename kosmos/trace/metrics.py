@@ -57,8 +57,9 @@ def summary(trace: "Trace") -> Summary:
     role, claim, start, end = numbers(trace.spans, "role", "claim_ns", "start_ns", "end_ns")
     makespan = makespan_ns(trace)
     total = trace.ranks * trace.workgroups * makespan
-    present = set(np.unique(role)) | set(np.unique(numbers(trace.queue, "role")[0]))
-    spent = {ROLES[code]: 0 for code in sorted(present)} | {"wait": 0}
+    queued = numbers(trace.queue, "role")[0]
+    present = [code for code in range(len(ROLES)) if (role == code).any() or (queued == code).any()]
+    spent = {ROLES[code]: 0 for code in present} | {"wait": 0}
     for begin in range(0, len(role), _PIECE):
         piece = slice(begin, begin + _PIECE)
         work = end[piece] - start[piece]

@@ -582,15 +582,15 @@ def _recorded(run: Lanes) -> list[_Series]:
 _NOT_TOLD = ("rank", "role", "item")
 
 
-def deflate(values: np.ndarray | bytes, level: int = 1) -> bytes:
+def deflate(values: np.ndarray) -> bytes:
     """Raw deflate; runs of equal bytes are what coverage has, and looking for nothing else is twice as fast.
 
     Large values are packed in two halves side by side: the first ends at a whole byte, so that they are one stream.
     """
-    data = memoryview(np.ascontiguousarray(values).data if isinstance(values, np.ndarray) else values).cast("B")
+    data = memoryview(values.tobytes())
 
     def pack(part: tuple[memoryview, int]) -> bytes:
-        packer = zlib.compressobj(level, wbits=-15, strategy=zlib.Z_RLE)
+        packer = zlib.compressobj(1, wbits=-15, strategy=zlib.Z_RLE)
         return packer.compress(part[0]) + packer.flush(part[1])
 
     if len(data) < 2**18:

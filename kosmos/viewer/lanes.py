@@ -69,9 +69,8 @@ class Lanes:
         self.tidy = np.ones(self.lanes, bool)
         self.base, self.length = self._extent()
         self.queued = self._find_items()
-        of_items = numbers(trace.queue, "role")[0]
-        counts = sum(np.bincount(roles, minlength=len(ROLES)) for roles in (self.role, of_items))
-        self.roles = [int(code) for code in np.flatnonzero(counts)]
+        queued = numbers(trace.queue, "role")[0]
+        self.roles = [code for code in range(len(ROLES)) if (self.role == code).any() or (queued == code).any()]
 
     def _order(self) -> np.ndarray | None:
         rank, workgroup, claim, end = numbers(self.trace.spans, "rank", "workgroup", "claim_ns", "end_ns")

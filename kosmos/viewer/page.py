@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosTraceError
 from kosmos.files import refuse_unwritable, whole_file
 from kosmos.trace.schema import QUEUE, numbers
-from kosmos.viewer.detail import Detail, deflate
+from kosmos.viewer.detail import Detail
 from kosmos.viewer.lanes import Lanes, ranges_of
 
 BUNDLE = Path(__file__).parent / "static" / "viewer.js"
@@ -135,10 +136,9 @@ def _column(values: np.ndarray, less: np.ndarray | int = 0, *, delta: bool = Fal
         kind = next(name for name, low, high in kinds if low <= least and most < high)
     else:
         kind = "float64"
-    column: dict[str, Any] = {
-        "type": kind,
-        "data": _base64(deflate(values.astype(np.dtype(kind).newbyteorder("<")), 6)),
-    }
+    packer = zlib.compressobj(4, wbits=-15)  # 6 takes four times as long for a twentieth less
+    data = packer.compress(values.astype(np.dtype(kind).newbyteorder("<")).tobytes()) + packer.flush()
+    column: dict[str, Any] = {"type": kind, "data": _base64(data)}
     if delta:
         column["delta"] = True
     if plus:

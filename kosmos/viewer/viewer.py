@@ -234,9 +234,7 @@ class _Desk:
     def put(self, request: dict[str, Any], buffers: Sequence[Any]) -> None:
         with self._change:
             self.asked = time.monotonic()
-            key = (request.get("view"), request["ask"])
-            self._waiting.pop(key, None)  # to the end of the line
-            self._waiting[key] = (request, buffers)
+            self._waiting[request.get("view"), request["ask"]] = (request, buffers)
             self._change.notify()
             if self._works:
                 return

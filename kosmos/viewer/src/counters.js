@@ -20,11 +20,27 @@ export function charts(meta, [{ series }, buffers]) {
     const occupancy = one.derived && one.unit === "workgroups";
     const key = occupancy ? `workgroups ${one.trace}` : one.derived ? "clock" : `${one.name} ${one.unit}`;
     const title = occupancy ? "workgroups" : one.name;
-    if (!found.has(key)) found.set(key, { key, title, under: occupancy && compared ? meta.traces[one.trace].title : one.unit, unit: one.unit, trace: one.trace, derived: one.derived, lines: [] });
+    if (!found.has(key))
+      found.set(key, {
+        key,
+        title,
+        under: occupancy && compared ? meta.traces[one.trace].title : one.unit,
+        unit: one.unit,
+        trace: one.trace,
+        derived: one.derived,
+        lines: [],
+      });
     const chart = found.get(key);
     const n = chart.lines.length;
     chart.lines.push({
-      name: occupancy ? one.name : [compared ? meta.traces[one.trace].title : null, one.rank === null || one.rank < 0 ? null : `rank ${one.rank}`].filter(Boolean).join(" "),
+      name: occupancy
+        ? one.name
+        : [
+            compared ? meta.traces[one.trace].title : null,
+            one.rank === null || one.rank < 0 ? null : `rank ${one.rank}`,
+          ]
+            .filter(Boolean)
+            .join(" "),
       colour: occupancy ? PALETTE[one.name] : LINES[n % LINES.length],
       dash: occupancy ? (one.name === "wait" ? DASHES[1] : []) : DASHES[Math.floor(n / LINES.length) % DASHES.length],
       step: one.step,
@@ -130,7 +146,12 @@ export function drawChart(context, theme, chart, { x, width, y, h, map, cursor }
       return [line, value];
     });
     const right = cursor < x + width / 2;
-    const texts = parts.filter(([, value]) => Number.isFinite(value)).map(([line, value]) => [line.colour.slice(0, 7), `${line.name ? `${line.name} ` : ""}${count(Math.round(value * 10) / 10)}`]);
+    const texts = parts
+      .filter(([, value]) => Number.isFinite(value))
+      .map(([line, value]) => [
+        line.colour.slice(0, 7),
+        `${line.name ? `${line.name} ` : ""}${count(Math.round(value * 10) / 10)}`,
+      ]);
     const total = texts.reduce((sum, [, text]) => sum + context.measureText(text).width + 18, 0);
     let at = right ? cursor + 6 : Math.max(x, cursor - 6 - total);
     context.fillStyle = theme.backgroundText;

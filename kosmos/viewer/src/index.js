@@ -52,7 +52,12 @@ export async function mountPage(element, json, options = {}) {
   const data = await unpack(json);
   const source = new PageSource(data);
   source.state = "ok";
-  const host = new PageHost({ meta: data.meta, overview: data.overview, selection: json.selection, window: json.window });
+  const host = new PageHost({
+    meta: data.meta,
+    overview: data.overview,
+    selection: json.selection,
+    window: json.window,
+  });
   return mount(element, source, host, { ...json.options, ...options });
 }
 

@@ -10,7 +10,7 @@ export class Input {
     this.dragging = null;
     this.pointers = new Map();
     this.ends = [];
-    const { lanesNode, axisPlot, miniPlot, root, countersNode } = view;
+    const { lanesNode, axisPlot, miniPlot, root, countersNode, rangesNode } = view;
     this.on(lanesNode, "pointerdown", (event) => this.down(event));
     this.on(lanesNode, "pointermove", (event) => this.move(event));
     this.on(lanesNode, "pointerup", (event) => this.up(event));
@@ -24,7 +24,12 @@ export class Input {
       view.redraw();
     });
     this.on(countersNode, "pointerleave", () => view.hoverOff());
-    for (const node of [lanesNode, axisPlot, miniPlot, countersNode]) this.on(node, "wheel", (event) => this.wheel(event), { passive: false });
+    this.on(rangesNode, "pointermove", (event) =>
+      this.view.hoverRange(this.at(event).x, event.clientY - rangesNode.getBoundingClientRect().top),
+    );
+    this.on(rangesNode, "pointerleave", () => view.hoverOff());
+    for (const node of [lanesNode, axisPlot, miniPlot, countersNode, rangesNode])
+      this.on(node, "wheel", (event) => this.wheel(event), { passive: false });
     this.on(axisPlot, "pointerdown", (event) => this.axisDown(event));
     this.on(miniPlot, "pointerdown", (event) => this.miniDown(event));
     this.on(root, "keydown", (event) => this.key(event));
@@ -43,7 +48,10 @@ export class Input {
   /** Lumino, under JupyterLab, listens on the document, before the view hears a key: it lets be what this attribute marks. */
   guard() {
     const { shell } = this.view;
-    const guard = (on) => (on ? shell.setAttribute("data-lm-suppress-shortcuts", "true") : shell.removeAttribute("data-lm-suppress-shortcuts"));
+    const guard = (on) =>
+      on
+        ? shell.setAttribute("data-lm-suppress-shortcuts", "true")
+        : shell.removeAttribute("data-lm-suppress-shortcuts");
     this.on(shell, "focusin", () => guard(true));
     this.on(shell, "focusout", () => guard(false));
     const keyed = (event) => {
@@ -74,7 +82,15 @@ export class Input {
       return;
     }
     const select = (event.shiftKey || view.selecting) && x >= GUTTER && view.tab === "lanes";
-    this.dragging = { kind: select ? "select" : "pan", x, y, t0: view.t0, t1: view.t1, scroll: view.layout.scroll, moved: false };
+    this.dragging = {
+      kind: select ? "select" : "pan",
+      x,
+      y,
+      t0: view.t0,
+      t1: view.t1,
+      scroll: view.layout.scroll,
+      moved: false,
+    };
   }
 
   spread() {
@@ -94,7 +110,7 @@ export class Input {
     if (dragging.kind === "pinch") {
       if (this.pointers.size < 2) return;
       const now = this.spread();
-      view.pan(((this.pinch.x - now.x) / view.width), false);
+      view.pan((this.pinch.x - now.x) / view.width, false);
       view.zoom(this.pinch.size / now.size, now.x, false);
       this.pinch = now;
       return;
@@ -232,17 +248,30 @@ export class Input {
     const { t0, t1 } = view;
     const near = (7 / width) * view.length;
     const whole = t1 - t0 > view.length * 0.98;
-    const grip = Math.abs(from - t0) < near && !whole ? "left" : Math.abs(from - t1) < near && !whole ? "right" : from > t0 && from < t1 && !whole ? "window" : "new";
-    this.follow(event, (now) => {
-      const t = at(now);
-      if (grip === "window") view.go(t0 + t - from, t1 + t - from);
-      else if (grip === "left") view.go(Math.min(t, t1 - 8), t1);
-      else if (grip === "right") view.go(t0, Math.max(t, t0 + 8));
-      else if (Math.abs(t - from) > near / 3) view.go(Math.max(0, Math.min(t, from)), Math.min(view.length, Math.max(t, from)));
-    }, (now) => {
-      // a click beside the window brings it there
-      if (grip === "new" && !whole && Math.abs(at(now) - from) <= near / 3) view.go(from - (t1 - t0) / 2, from + (t1 - t0) / 2, { glide: true });
-    });
+    const grip =
+      Math.abs(from - t0) < near && !whole
+        ? "left"
+        : Math.abs(from - t1) < near && !whole
+          ? "right"
+          : from > t0 && from < t1 && !whole
+            ? "window"
+            : "new";
+    this.follow(
+      event,
+      (now) => {
+        const t = at(now);
+        if (grip === "window") view.go(t0 + t - from, t1 + t - from);
+        else if (grip === "left") view.go(Math.min(t, t1 - 8), t1);
+        else if (grip === "right") view.go(t0, Math.max(t, t0 + 8));
+        else if (Math.abs(t - from) > near / 3)
+          view.go(Math.max(0, Math.min(t, from)), Math.min(view.length, Math.max(t, from)));
+      },
+      (now) => {
+        // a click beside the window brings it there
+        if (grip === "new" && !whole && Math.abs(at(now) - from) <= near / 3)
+          view.go(from - (t1 - t0) / 2, from + (t1 - t0) / 2, { glide: true });
+      },
+    );
   }
 
   /** Lets a panel be dragged by its heading. */
@@ -342,12 +371,9 @@ export class Input {
     else view.setMeasuring(false);
   }
 
-  /** Gives the keyboard back to the notebook. */
+  /** Gives the keyboard back to the notebook; what is selected stays, for Python to have. */
   leave() {
     const { view } = this;
-    if (view.selected || view.region) {
-      view.clear();
-    }
     view.shell.removeAttribute("data-lm-suppress-shortcuts");
     view.shell.shadowRoot.activeElement?.blur();
     let node = view.shell.parentElement;

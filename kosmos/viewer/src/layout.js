@@ -14,7 +14,13 @@ export class Layout {
     this.groups = [];
     meta.traces.forEach((trace, t) => {
       for (let rank = 0; rank < trace.ranks; rank++) {
-        this.groups.push({ trace: t, rank, first: trace.first_lane + rank * trace.workgroups, count: trace.workgroups, folded: false });
+        this.groups.push({
+          trace: t,
+          rank,
+          first: trace.first_lane + rank * trace.workgroups,
+          count: trace.workgroups,
+          folded: false,
+        });
       }
     });
     this.pins = [];

@@ -14,17 +14,38 @@ const meta = (...traces) => {
 };
 
 test("every lane has a row, in order, whatever the height and the screen", () => {
-  for (const [shape, height, ratio] of [[[[8, 256]], 240, 1], [[[8, 256]], 240, 2], [[[4, 33]], 300, 1.25], [[[1, 1]], 60, 1], [[[2, 40], [3, 7]], 500, 1], [[[1, 5000]], 200, 1]]) {
+  for (const [shape, height, ratio] of [
+    [[[8, 256]], 240, 1],
+    [[[8, 256]], 240, 2],
+    [[[4, 33]], 300, 1.25],
+    [[[1, 1]], 60, 1],
+    [
+      [
+        [2, 40],
+        [3, 7],
+      ],
+      500,
+      1,
+    ],
+    [[[1, 5000]], 200, 1],
+  ]) {
     const layout = new Layout(meta(...shape));
     layout.arrange(height, ratio);
-    if (layout.content <= height + 1) assert.ok(layout.rowOf.every((row) => row >= 0), JSON.stringify(shape));
+    if (layout.content <= height + 1)
+      assert.ok(
+        layout.rowOf.every((row) => row >= 0),
+        JSON.stringify(shape),
+      );
     let last = -1;
+    let block = null;
     layout.rows.forEach((row) => {
       assert.ok(row.y1 > row.y0 && row.y0 >= last, `${row.y0} ${row.y1} ${last}`);
-      last = row.y1;
+      if (row.block === block) assert.equal(row.y0, last); // no gap within a rank
+      [last, block] = [row.y1, row.block];
     });
     for (let lane = 1; lane < layout.lanes; lane++) {
-      if (layout.rowOf[lane] >= 0 && layout.rowOf[lane - 1] >= 0) assert.ok(layout.rowOf[lane] >= layout.rowOf[lane - 1]);
+      if (layout.rowOf[lane] >= 0 && layout.rowOf[lane - 1] >= 0)
+        assert.ok(layout.rowOf[lane] >= layout.rowOf[lane - 1]);
     }
   }
 });
@@ -39,7 +60,9 @@ test("what is drawn at a height is what is found there", () => {
   layout.arrange(300, 1);
   for (let y = 0.5; y < 300; y++) {
     const found = layout.at(y);
-    const row = layout.rows.find((one) => one.y0 <= y && y < one.y1 && (one.block.kind === "pin" || y >= layout.pinned));
+    const row = layout.rows.find(
+      (one) => one.y0 <= y && y < one.y1 && (one.block.kind === "pin" || y >= layout.pinned),
+    );
     if (!found || !row) continue;
     if (found.block.kind === "fold") assert.equal(row.block, found.block);
     else assert.ok(Math.abs(layout.place(found.lane).y - layout.place(row.lane).y) <= 12, `${y}`);

@@ -8,6 +8,13 @@ const LABEL = 10; // px of text
 
 const INK = ROLES.map((_, role) => inkOn(role));
 
+/** What a span is called in so much room; null if there is too little. */
+export function labelOf(exact, i, room) {
+  const item = String(exact.item[i]);
+  const long = `${ROLES[exact.role[i]]} ${item}`;
+  return room > 6.2 * long.length ? long : room > 14 && room > 6.4 * item.length ? item : null;
+}
+
 /** Borders between spans, labels, hatched waits, bad marks: from spans that are known one by one. */
 export function drawSpans(context, theme, { exact, place, xOf, width, left, top }) {
   context.font = `${LABEL}px ${theme.font}`;
@@ -39,14 +46,10 @@ export function drawSpans(context, theme, { exact, place, xOf, width, left, top 
     if (h >= 11) {
       const from = Math.max(start, left) + 3;
       const room = Math.min(end, left + width) - from - 2;
-      if (room > 14) {
-        const item = String(exact.item[i]);
-        const long = `${ROLES[exact.role[i]]} ${item}`;
-        const text = room > 6.2 * long.length ? long : room > 6.4 * item.length ? item : null;
-        if (text) {
-          context.fillStyle = INK[exact.role[i]];
-          context.fillText(text, from, row.y0 + h / 2 + 0.5);
-        }
+      const text = labelOf(exact, i, room);
+      if (text) {
+        context.fillStyle = INK[exact.role[i]];
+        context.fillText(text, from, row.y0 + h / 2 + 0.5);
       }
     }
   }

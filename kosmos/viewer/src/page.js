@@ -53,7 +53,11 @@ export async function unpack(json) {
     trace.units = packed.units ? (await columns({ units: packed.units })).units : null;
     trace.queue = packed.queue ? await columns(packed.queue) : null;
     trace.counters = packed.counters
-      ? await columns(packed.counters.columns).then(({ series, ...rest }) => ({ ...rest, of: series, series: packed.counters.series }))
+      ? await columns(packed.counters.columns).then(({ series, ...rest }) => ({
+          ...rest,
+          of: series,
+          series: packed.counters.series,
+        }))
       : null;
     trace.ranges = packed.ranges
       ? { tracks: packed.ranges.tracks, names: packed.ranges.names, ...(await columns(packed.ranges.columns)) }
@@ -370,7 +374,12 @@ export class PageSource {
       };
       kinds.forEach((kind, k) => {
         series.push({
-          name: kind === WAIT ? "wait" : ROLES[kind], unit: "workgroups", rank: null, trace, step: false, derived: true,
+          name: kind === WAIT ? "wait" : ROLES[kind],
+          unit: "workgroups",
+          rank: null,
+          trace,
+          step: false,
+          derived: true,
         });
         buffers.push(flat(paint.sums(k)));
       });
@@ -409,13 +418,37 @@ export class PageSource {
 }
 
 const QUEUE_COLUMNS = [
-  "chunk", "band", "column", "row", "rows", "col", "cols", "wait", "wait_count", "signal_rank", "signal",
+  "chunk",
+  "band",
+  "column",
+  "row",
+  "rows",
+  "col",
+  "cols",
+  "wait",
+  "wait_count",
+  "signal_rank",
+  "signal",
 ];
 
 /** What a search asks for, as [word, numbers]; null if it cannot be read. */
 export function words(text) {
-  const tokens = text.toLowerCase().replace(/\s*,\s*/g, ",").split(/\s+/).filter(Boolean);
-  const keys = { item: "item", tile: "tile", chunk: "chunk", wg: "workgroup", workgroup: "workgroup", rank: "rank", unit: "unit", sm: "unit", xcd: "unit" };
+  const tokens = text
+    .toLowerCase()
+    .replace(/\s*,\s*/g, ",")
+    .split(/\s+/)
+    .filter(Boolean);
+  const keys = {
+    item: "item",
+    tile: "tile",
+    chunk: "chunk",
+    wg: "workgroup",
+    workgroup: "workgroup",
+    rank: "rank",
+    unit: "unit",
+    sm: "unit",
+    xcd: "unit",
+  };
   const terms = [];
   for (let i = 0; i < tokens.length; i++) {
     const token = tokens[i];
@@ -614,7 +647,7 @@ class Spans {
       }
       let from = claimed > t0 ? claimed : t0;
       let to = started < t1 ? started : t1;
-      for (let base = wait; ; ) {
+      for (let base = wait; ;) {
         if (to > from) {
           const x0 = (from - t0) * scale;
           const x1 = (to - t0) * scale;
@@ -841,7 +874,12 @@ class Flows {
     this.spans = spans;
     const queue = spans.queue;
     this.rows = queue ? queue.item.length : 0;
-    this.items = queue ? new Buckets(Int32Array.from(queue.rank, (rank, row) => rank * 6 + queue.role[row]), queue.item) : null;
+    this.items = queue
+      ? new Buckets(
+          Int32Array.from(queue.rank, (rank, row) => rank * 6 + queue.role[row]),
+          queue.item,
+        )
+      : null;
   }
 
   /** The row of the queue that a span did, -1 if there is none. */
@@ -853,13 +891,19 @@ class Flows {
 
   signalling(rank, counter) {
     const { signal_rank: ranks, signal } = this.spans.queue;
-    this.signals ??= new Buckets(Int32Array.from(ranks, (one, row) => (signal[row] >= 0 ? one : -1)), signal);
+    this.signals ??= new Buckets(
+      Int32Array.from(ranks, (one, row) => (signal[row] >= 0 ? one : -1)),
+      signal,
+    );
     return this.spansOf(this.signals.get(rank, counter));
   }
 
   waiting(rank, counter) {
     const { rank: ranks, wait, wait_count: counts } = this.spans.queue;
-    this.waits ??= new Buckets(Int32Array.from(ranks, (one, row) => (wait[row] >= 0 && counts[row] > 0 ? one : -1)), wait);
+    this.waits ??= new Buckets(
+      Int32Array.from(ranks, (one, row) => (wait[row] >= 0 && counts[row] > 0 ? one : -1)),
+      wait,
+    );
     return this.spansOf(this.waits.get(rank, counter));
   }
 
@@ -867,7 +911,10 @@ class Flows {
     if (!this.done) {
       const row = new Int32Array(this.spans.count);
       for (let i = 0; i < row.length; i++) row[i] = this.rowOfSpan(i);
-      this.done = new Buckets(row.map((one) => (one < 0 ? -1 : 0)), row);
+      this.done = new Buckets(
+        row.map((one) => (one < 0 ? -1 : 0)),
+        row,
+      );
     }
     const found = [];
     for (const row of rows) for (const i of this.done.get(0, row)) found.push(i);

@@ -16,7 +16,9 @@ export function paint(kinds, planes, rows, width, background) {
     const [r, g, b, alpha] = rgba(PALETTE[nameOf(kind)]);
     const table = new Int32Array(768);
     for (let cover = 0; cover < 256; cover++) {
-      [r, g, b].forEach((value, c) => (table[3 * cover + c] = Math.round((cover / 255) * alpha * (value - background[c]) * 256)));
+      [r, g, b].forEach(
+        (value, c) => (table[3 * cover + c] = Math.round((cover / 255) * alpha * (value - background[c]) * 256)),
+      );
     }
     return table;
   });
@@ -83,8 +85,19 @@ export class Picture {
 
 export class ExactSpans {
   constructor(buffers) {
-    const types = [Int32Array, Int32Array, Int32Array, Uint8Array, Uint8Array, Float64Array, Float64Array, Float64Array];
-    ["index", "lane", "item", "role", "bad", "claim", "start", "end"].forEach((name, i) => (this[name] = new types[i](buffers[i])));
+    const types = [
+      Int32Array,
+      Int32Array,
+      Int32Array,
+      Uint8Array,
+      Uint8Array,
+      Float64Array,
+      Float64Array,
+      Float64Array,
+    ];
+    ["index", "lane", "item", "role", "bad", "claim", "start", "end"].forEach(
+      (name, i) => (this[name] = new types[i](buffers[i])),
+    );
     this.length = this.index.length;
   }
 

@@ -23,7 +23,8 @@ const ICONS = {
   pan: "M8 2v12M2 8h12M8 2 6 4M8 2l2 2M8 14l-2-2M8 14l2-2M2 8l2-2M2 8l2 2M14 8l-2-2M14 8l-2 2",
   select: "M3 3h2M7 3h2M11 3h2v2M13 7v2M13 11v2h-2M9 13H7M5 13H3v-2M3 9V7M3 5V3",
   measure: "M2 5v6M14 5v6M2 8h12M4 6 2 8l2 2M12 6l2 2-2 2",
-  chain: "M3.5 4.5a1.5 1.5 0 1 0 0-.01M8 8.5a1.5 1.5 0 1 0 0-.01M12.5 12.5a1.5 1.5 0 1 0 0-.01M4.6 5.5 6.9 7.5M9.1 9.5l2.3 2",
+  chain:
+    "M3.5 4.5a1.5 1.5 0 1 0 0-.01M8 8.5a1.5 1.5 0 1 0 0-.01M12.5 12.5a1.5 1.5 0 1 0 0-.01M4.6 5.5 6.9 7.5M9.1 9.5l2.3 2",
   search: "M7 11.5a4.5 4.5 0 1 0 0-9 4.5 4.5 0 0 0 0 9zM10.5 10.5 14 14",
   in: "M7 11.5a4.5 4.5 0 1 0 0-9 4.5 4.5 0 0 0 0 9zM10.5 10.5 14 14M5 7h4M7 5v4",
   out: "M7 11.5a4.5 4.5 0 1 0 0-9 4.5 4.5 0 0 0 0 9zM10.5 10.5 14 14M5 7h4",
@@ -50,11 +51,18 @@ export const icon = (name) => {
 };
 
 export const tool = (name, label, key, click, attributes = {}) =>
-  el("button.tool", { type: "button", "aria-label": label, title: key ? `${label} (${key})` : label, click, ...attributes }, icon(name));
+  el(
+    "button.tool",
+    { type: "button", "aria-label": label, title: key ? `${label} (${key})` : label, click, ...attributes },
+    icon(name),
+  );
 
 export const swatch = (kind) =>
   el("i", {
-    style: kind === "idle" ? "background:transparent;border:1px solid currentColor;opacity:.5" : `background:${PALETTE[kind]}`,
+    style:
+      kind === "idle"
+        ? "background:transparent;border:1px solid currentColor;opacity:.5"
+        : `background:${PALETTE[kind]}`,
     "aria-hidden": "true",
   });
 
@@ -63,7 +71,13 @@ const table = (rows, head) =>
     "table",
     {},
     head ? el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col" }, text)))) : null,
-    el("tbody", {}, ...rows.map(([name, ...cells]) => el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((cell) => el("td", {}, cell))))),
+    el(
+      "tbody",
+      {},
+      ...rows.map(([name, ...cells]) =>
+        el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((cell) => el("td", {}, cell))),
+      ),
+    ),
   );
 
 export function closable(panel, title, close) {
@@ -109,7 +123,8 @@ function factsOf(meta, span) {
     ["end", moment(span.end)],
   );
   if (span.mhz) rows.push(["clock", `${count(Math.round(span.mhz))} MHz`]);
-  if (span.unit !== null && span.unit !== undefined && span.unit >= 0) rows.push([trace?.unit_name ?? "unit", String(span.unit)]);
+  if (span.unit !== null && span.unit !== undefined && span.unit >= 0)
+    rows.push([trace?.unit_name ?? "unit", String(span.unit)]);
   return rows;
 }
 
@@ -123,14 +138,22 @@ export function hoverCard(card, meta, span, lane, t) {
   }
   const waiting = t < span.start;
   card.replaceChildren(
-    el("h4", {}, swatch(ROLES[span.role]), nameOfSpan(span), waiting ? el("span", { style: "font-weight:400" }, "waiting") : null),
+    el(
+      "h4",
+      {},
+      swatch(ROLES[span.role]),
+      nameOfSpan(span),
+      waiting ? el("span", { style: "font-weight:400" }, "waiting") : null,
+    ),
     el("div", {}, where),
     table(factsOf(meta, span)),
   );
   if (span.released) {
     const total = span.waits_for_total ?? span.waits_for.length;
     const more = total > 1 ? `, last of ${count(total)}` : "";
-    card.append(el("div.wide", {}, `waited for ${briefSpan(meta, span.released)}${more}, done at ${moment(span.released.end)}`));
+    card.append(
+      el("div.wide", {}, `waited for ${briefSpan(meta, span.released)}${more}, done at ${moment(span.released.end)}`),
+    );
   } else if (span.queue && span.queue.wait >= 0) {
     card.append(el("div.wide", {}, `waited for counter ${span.queue.wait}: signalled by the launch or a copy`));
   }
@@ -146,7 +169,8 @@ export function spanPanel(panel, meta, span, { go, close, chain }) {
   const bold = (text) => el("b", {}, text);
   const unit = span.unit !== null && span.unit >= 0 ? ` · ${trace.unit_name ?? "unit"} ${span.unit}` : "";
   line(`${meta.traces.length > 1 ? `${trace.title} · ` : ""}rank ${span.rank} · workgroup ${span.workgroup}${unit}`);
-  if (span.queue && tileOf(span.queue)) line("tile ", bold(tileOf(span.queue)), shapeOf(span.queue) ? `: ${shapeOf(span.queue)}` : "");
+  if (span.queue && tileOf(span.queue))
+    line("tile ", bold(tileOf(span.queue)), shapeOf(span.queue) ? `: ${shapeOf(span.queue)}` : "");
   line("waited ", bold(duration(span.start - span.claim)), ` from ${moment(span.claim)}`);
   line("worked ", bold(duration(span.end - span.start)), ` from ${moment(span.start)} to ${moment(span.end)}`);
   if (span.mhz) line("clock ", bold(`${count(Math.round(span.mhz))} MHz`));
@@ -158,14 +182,33 @@ export function spanPanel(panel, meta, span, { go, close, chain }) {
   for (const [title, spans, first, total] of lists) {
     if (!spans.length) continue;
     const sorted = first ? [first, ...spans.filter((one) => one.index !== first.index)] : spans;
-    panel.append(el("h5", {}, `${title} (${count(total ?? spans.length)}${first && spans.length > 1 ? ", the last first" : ""})`));
-    panel.append(el("ul.links", {}, ...sorted.slice(0, 4).map(link), spans.length > 4 ? el("li", {}, `and ${count((total ?? spans.length) - 4)} more`) : null));
+    panel.append(
+      el("h5", {}, `${title} (${count(total ?? spans.length)}${first && spans.length > 1 ? ", the last first" : ""})`),
+    );
+    panel.append(
+      el(
+        "ul.links",
+        {},
+        ...sorted.slice(0, 4).map(link),
+        spans.length > 4 ? el("li", {}, `and ${count((total ?? spans.length) - 4)} more`) : null,
+      ),
+    );
   }
-  panel.append(el("div.links", { style: "margin-top:6px" }, el("button", { type: "button", click: chain }, "show its critical chain (C)")));
+  panel.append(
+    el(
+      "div.links",
+      { style: "margin-top:6px" },
+      el("button", { type: "button", click: chain }, "show its critical chain (C)"),
+    ),
+  );
 }
 
 export function sumsPanel(panel, region, sums, close, zoom) {
-  closable(panel, `${duration(region.t1 - region.t0)} × ${count(sums.lanes)} lane${sums.lanes === 1 ? "" : "s"}`, close);
+  closable(
+    panel,
+    `${duration(region.t1 - region.t0)} × ${count(sums.lanes)} lane${sums.lanes === 1 ? "" : "s"}`,
+    close,
+  );
   const total = Math.max(1, sums.lanes * (region.t1 - region.t0));
   const rows = Object.entries(sums.ns).map(([kind, ns]) => {
     const name = el("span", {}, swatch(kind), ` ${kind}`);
@@ -173,27 +216,57 @@ export function sumsPanel(panel, region, sums, close, zoom) {
   });
   panel.append(
     table(rows, ["", "lane time", "share", "a lane"]),
-    el("div", { style: "color:var(--soft);margin-top:4px" }, `${count(sums.spans)} spans, ${moment(region.t0)} to ${moment(region.t1)}`),
+    el(
+      "div",
+      { style: "color:var(--soft);margin-top:4px" },
+      `${count(sums.spans)} spans, ${moment(region.t0)} to ${moment(region.t1)}`,
+    ),
     el("div.links", { style: "margin-top:4px" }, el("button", { type: "button", click: zoom }, "zoom to it (F)")),
   );
 }
 
 /** How many problems there are; null while they are still being looked for. */
 export const problemsOf = (meta) =>
-  meta.traces.some((trace) => !trace.problems) ? null : meta.traces.reduce((sum, trace) => sum + trace.problems.length, 0);
+  meta.traces.some((trace) => !trace.problems)
+    ? null
+    : meta.traces.reduce((sum, trace) => sum + trace.problems.length, 0);
 
 export function problemsPanel(panel, meta, close) {
   const total = problemsOf(meta);
-  closable(panel, total === null ? "The recording is still being checked" : total ? `${total} problem${total > 1 ? "s" : ""} in this recording` : "No problems found in this recording", close);
+  closable(
+    panel,
+    total === null
+      ? "The recording is still being checked"
+      : total
+        ? `${total} problem${total > 1 ? "s" : ""} in this recording`
+        : "No problems found in this recording",
+    close,
+  );
   for (const trace of meta.traces) {
     if (meta.traces.length > 1) panel.append(el("h5", {}, trace.title));
-    if (trace.problems === null) panel.append(el("div", {}, "Looking for dropped records, spans that overlap or run backwards, unfinished items and waits that ended too early …"));
+    if (trace.problems === null)
+      panel.append(
+        el(
+          "div",
+          {},
+          "Looking for dropped records, spans that overlap or run backwards, unfinished items and waits that ended too early …",
+        ),
+      );
     else if (trace.problems.length) panel.append(el("ul", {}, ...trace.problems.map((text) => el("li", {}, text))));
     else {
-      panel.append(el("div", {}, "Every record is there, waits and spans run forwards, no two of a workgroup overlap, and what the queue holds was done once and after what it waits for."));
+      panel.append(
+        el(
+          "div",
+          {},
+          "Every record is there, waits and spans run forwards, no two of a workgroup overlap, and what the queue holds was done once and after what it waits for.",
+        ),
+      );
     }
     const clock = trace.clock ?? {};
-    if (clock.source) panel.append(el("div", { style: "color:var(--soft);margin-top:4px" }, `clock: ${clock.source}, tick ${trace.tick_ns} ns`));
+    if (clock.source)
+      panel.append(
+        el("div", { style: "color:var(--soft);margin-top:4px" }, `clock: ${clock.source}, tick ${trace.tick_ns} ns`),
+      );
   }
 }
 
@@ -227,7 +300,18 @@ export const KEYS = [
 export function helpPanel(panel, close) {
   closable(panel, "Keys and mouse", close);
   panel.append(
-    el("dl", {}, ...KEYS.map(([keys, text]) => el("div.pair", {}, el("dt", {}, ...keys.split("  ").flatMap((key) => [el("kbd", {}, key), " "])), el("dd", {}, text)))),
+    el(
+      "dl",
+      {},
+      ...KEYS.map(([keys, text]) =>
+        el(
+          "div.pair",
+          {},
+          el("dt", {}, ...keys.split("  ").flatMap((key) => [el("kbd", {}, key), " "])),
+          el("dd", {}, text),
+        ),
+      ),
+    ),
   );
 }
 

@@ -11,6 +11,7 @@ export class KernelSource {
     this.model = model;
     this.view = view;
     this.next = 0;
+    this.heard = 0; // answers
     this.pending = new Map();
     this.state = "ok"; // "silent": no answer for a while; "gone": there is no kernel
     this.changed = () => {};
@@ -35,7 +36,9 @@ export class KernelSource {
   ask(request, buffers = [], panel = "") {
     const id = ++this.next;
     return new Promise((resolve, reject) => {
-      const timer = setTimeout(() => this.state === "ok" && this.become("silent"), PATIENCE);
+      // A kernel that has answered something since is alive: it may drop a question that a newer one outdates.
+      const heard = this.heard;
+      const timer = setTimeout(() => this.state === "ok" && this.heard === heard && this.become("silent"), PATIENCE);
       this.pending.set(id, { ask: request.ask, resolve, reject, timer });
       try {
         this.model.send({ ...request, id, view: panel ? `${this.view}/${panel}` : this.view }, undefined, buffers);
@@ -51,6 +54,7 @@ export class KernelSource {
     if (!waiting || (message.view && message.view.split("/")[0] !== this.view)) return;
     this.pending.delete(message.id);
     clearTimeout(waiting.timer);
+    this.heard++;
     this.become("ok");
     if (message.error) {
       waiting.reject(new Error(message.error));

@@ -67,7 +67,15 @@ export function watchTheme(changed) {
   for (const node of [document.body, document.documentElement]) {
     observer.observe(node, {
       attributes: true,
-      attributeFilter: ["class", "style", "theme", "data-theme", "data-jp-theme-light", "data-jp-theme-name", "data-vscode-theme-kind"],
+      attributeFilter: [
+        "class",
+        "style",
+        "theme",
+        "data-theme",
+        "data-jp-theme-light",
+        "data-jp-theme-name",
+        "data-vscode-theme-kind",
+      ],
     });
   }
   const media = matchMedia("(prefers-color-scheme: dark)");

@@ -1,23 +1,35 @@
 // One view of one or several traces: what it shows (state), how that comes onto the screen (draw), what it asks.
 
-import { drawChart, charts, CHART, SMALL } from "./counters.js";
-import { svgOf, pngOf, download } from "./export.js";
+import { charts } from "./counters.js";
+import { download, pngOf, svgOf } from "./export.js";
 import { Input } from "./input.js";
+import { drawLanes, drawOver } from "./lanes.js";
 import { Layout, MOST_LANE } from "./layout.js";
-import { drawArrow, drawMeasure, drawSpans, outline } from "./overlay.js";
 import { ROLES } from "./page.js";
 import { Picture } from "./paint.js";
 import {
-  briefSpan, closable, el, helpPanel, hoverCard, icon, legend, nameOfSpan, problemsOf, problemsPanel, spanPanel, sumsPanel, swatch, tool,
+  briefSpan,
+  closable,
+  el,
+  helpPanel,
+  hoverCard,
+  nameOfSpan,
+  problemsPanel,
+  spanPanel,
+  sumsPanel,
+  swatch,
+  tool,
 } from "./panels.js";
+import { drawQueues, makeQueues } from "./queue.js";
+import { rangeAt, stack } from "./ranges.js";
+import { build, judge } from "./shell.js";
 import { Desk } from "./source.js";
-import style from "./style.css";
-import { isDark, PALETTE, readTheme, watchTheme } from "./theme.js";
-import { count, duration, moment, percent, timeTicks } from "./time.js";
+import { drawAxis, drawCounters, drawGroups, drawMini, drawRangeStrip } from "./strips.js";
+import { isDark, readTheme, watchTheme } from "./theme.js";
+import { count, duration, moment, percent } from "./time.js";
 
 export const GUTTER = 128; // px, as in the style sheet
 const LEAST_WINDOW = 10; // ns; windows begin and end at whole ones
-const HEIGHT = 460;
 const GLIDE = 80; // ms
 
 const quiet = matchMedia("(prefers-reduced-motion: reduce)");
@@ -48,13 +60,14 @@ export class View {
     this.measuring = false;
     this.selecting = false;
     this.found = null; // {text, matches, total, at}
+    this.ranges = null; // {t0, t1, rows, whole}
     this.counters = null;
     this.charts = [];
     this.hidden = new Set(); // keys of charts
     this.countersShown = true;
     this.overview = overview;
     this.ends = [];
-    this.build(element, options);
+    build(this, element, options);
     this.input = new Input(this);
     this.follow();
     this.retheme();
@@ -62,144 +75,6 @@ export class View {
   }
 
   // ---- the page
-
-  build(element, options) {
-    const shell = (this.shell = el("div", { class: "kosmos-viewer" }));
-    const shadow = shell.attachShadow({ mode: "open" });
-    const titles = this.meta.traces.map((trace) => trace.title);
-    const first = this.meta.traces[0];
-    const [makespan, facts] = this.factsOf();
-
-    this.badge = el("button.badge", { type: "button", "aria-expanded": "false", click: () => this.toggle("problems") });
-    this.judge();
-    const pressed = (name, label, key, click) => tool(name, label, key, click, { "aria-pressed": "false" });
-    const opens = (name, label, key, click) => tool(name, label, key, click, { "aria-expanded": "false" });
-    this.buttons = {
-      select: pressed("select", "Select a region by dragging", "Shift+drag", () => this.setSelecting(!this.selecting)),
-      measure: pressed("measure", "Measure between two clicks", "M", () => this.setMeasuring(!this.measuring)),
-      chain: pressed("chain", "Critical chain of the selected span", "C", () => this.toggleChain()),
-      find: opens("search", "Search", "/", () => this.toggle("find")),
-      menu: opens("lines", "Counters", "L: all", () => this.toggle("menu")),
-      help: opens("help", "Keys and mouse", "?", () => this.toggle("help")),
-    };
-    this.tools = el(
-      "div.tools",
-      { role: "toolbar", "aria-label": "Trace viewer tools" },
-      this.buttons.select, this.buttons.measure, this.buttons.chain, this.buttons.find,
-      el("span.bar"),
-      tool("out", "Zoom out", "S", () => this.zoom(1.6)),
-      tool("in", "Zoom in", "W", () => this.zoom(1 / 1.6)),
-      tool("all", "Show the whole run", "0", () => this.all()),
-      tool("low", "Lower lanes", "−", () => this.laneZoom(1 / 1.5)),
-      tool("tall", "Taller lanes", "+", () => this.laneZoom(1.5)),
-      el("span.bar"),
-      this.buttons.menu,
-      tool("picture", "Download this view as PNG", "", () => this.exportPng()),
-      tool("vector", "Download this view as SVG", "", () => this.exportSvg()),
-      this.buttons.help,
-    );
-    const header = el(
-      "header",
-      {},
-      el("div.title", { title: titles.join(" · ") }, titles.length > 1 ? `${titles.length} traces compared` : (titles[0] ?? "no trace")),
-      el("div.makespan", {}, makespan),
-      el("div.facts", {}, facts),
-      this.badge,
-      this.tools,
-    );
-
-    const tab = (name, label) =>
-      el("button", { type: "button", role: "tab", "aria-selected": String(name === this.tab), click: () => this.setTab(name) }, label);
-    this.tabs = { lanes: tab("lanes", "Lanes"), queue: tab("queue", "Queue") };
-    this.mini = el("canvas", { "aria-hidden": "true" });
-    this.miniPlot = el("div.plot", { class: "plot", title: "Overview: drag the window, or drag beside it for a new one" }, this.mini);
-    this.axis = el("canvas", { "aria-hidden": "true" });
-    this.axisPlot = el("div.plot", { title: "Drag to select a stretch of time" }, this.axis);
-    this.sorter = el(
-      "select",
-      { "aria-label": "Sort the lanes of each rank", title: "Sort the lanes of each rank", change: () => this.setSort(this.sorter.value) },
-      ...[
-        ["workgroup", "by workgroup"],
-        ["unit", `by ${first?.unit_name ?? "unit"}`],
-        ["role", "by role at cursor"],
-        ["switch", "by first switch"],
-        ["idle", "by idle share"],
-      ].map(([value, label]) => el("option", { value }, label)),
-    );
-    this.ranker = el(
-      "select",
-      { "aria-label": "Queues of which rank", hidden: true, change: () => this.setQueue(this.ranker.value) },
-      ...this.meta.traces.flatMap((trace, t) =>
-        Array.from({ length: trace.ranks }, (_, rank) =>
-          el("option", { value: `${t}/${rank}` }, titles.length > 1 ? `${trace.title}: rank ${rank}` : `rank ${rank}`),
-        ),
-      ),
-    );
-
-    this.base2d = el("canvas.base", { "aria-hidden": "true" });
-    this.over2d = el("canvas.over", { "aria-hidden": "true" });
-    this.groupsNode = el("div.groups");
-    this.heads = el("div.heads");
-    this.lanesNode = el(
-      "div.lanes",
-      { tabindex: "0", role: "application", "aria-roledescription": "trace viewer", "aria-label": this.described() },
-      this.base2d, this.over2d, this.heads, this.groupsNode,
-    );
-    this.charts2d = el("canvas", { "aria-hidden": "true" });
-    this.countersNode = el("div.counters", { hidden: true }, this.charts2d);
-    this.said = el("div.said", { role: "status", "aria-live": "polite" });
-    this.legendNode = el("ul.legend", { "aria-label": "Shares of the time of all workgroups" }, ...legend(first?.summary.shares ?? {}));
-    this.details = el(
-      "button.details",
-      { type: "button", hidden: true, title: "What is known of the selected span (Enter)", click: () => this.hide("span") || this.showSpan() },
-      "details",
-    );
-    this.note = el("div.note", { role: "alert", hidden: true });
-    this.busyNode = el("div.busy", { role: "progressbar", "aria-label": "Waiting for an answer" });
-    this.card = el("div.card", { hidden: true, "aria-hidden": "true" });
-    this.root = el(
-      "div.kosmos",
-      { style: `height:${options.height ?? Math.min(HEIGHT + 140 * (this.meta.traces.length - 1), 760)}px` },
-      header,
-      el("div.strip.mini", {}, el("div.gutter", {}, el("div.tabs", { role: "tablist", "aria-label": "View" }, this.tabs.lanes, this.tabs.queue)), this.miniPlot),
-      el("div.strip.axis", {}, el("div.gutter", {}, this.sorter, this.ranker), this.axisPlot),
-      this.lanesNode,
-      this.countersNode,
-      el("footer", {}, this.said, this.details, this.legendNode),
-      this.note, this.busyNode, this.card,
-    );
-    shadow.append(el("style", {}, style), this.root);
-    element.append(shell);
-  }
-
-  /** The badge says how good the recording is. */
-  judge() {
-    const problems = problemsOf(this.meta);
-    const says = problems === null ? "checking" : `${problems || "no"} problem${problems === 1 ? "" : "s"}`;
-    this.badge.textContent = says;
-    this.badge.setAttribute("aria-label", `Quality of the recording: ${says}`);
-    this.badge.classList.toggle("amber", problems > 0);
-    this.badge.classList.toggle("unknown", problems === null);
-    if (this.shown("problems")) problemsPanel(this.panels.problems, this.meta, () => this.hide("problems"));
-  }
-
-  /** The makespan, and what else is said about the run. */
-  factsOf() {
-    const [first, ...others] = this.meta.traces;
-    if (!first) return ["", ""];
-    if (others.length) return [this.meta.traces.map((trace) => duration(trace.summary.makespan_ns)).join(" vs "), ""];
-    const facts = [`${count(first.ranks)} × ${count(first.workgroups)} workgroups`, `${count(first.spans)} spans`];
-    for (const more of [first.machine, first.place]) if (more && !first.title.includes(more)) facts.push(more);
-    return [`makespan ${duration(first.summary.makespan_ns)}`, facts.join("  ·  ")];
-  }
-
-  described() {
-    const parts = this.meta.traces.map(
-      (trace) =>
-        `${trace.title}: ${trace.ranks} ranks of ${trace.workgroups} workgroups, ${count(trace.spans)} spans, makespan ${duration(trace.summary.makespan_ns)}`,
-    );
-    return `Trace viewer. ${parts.join(". ")}. Press question mark for the keys, Escape to leave.`;
-  }
 
   idleSentence() {
     return "Click here, then ? shows the keys";
@@ -214,7 +89,7 @@ export class View {
       ["selection", (value, mine) => this.takeSelection(value, !mine)],
       ["window", (value, mine) => !mine && this.takeWindow(value)],
       ["overview", () => this.takeOverview()],
-      ["meta", (meta) => ((this.meta = meta), this.judge())],
+      ["meta", (meta) => ((this.meta = meta), judge(this))],
     ]) {
       this.ends.push(this.host.on(name, use));
     }
@@ -418,15 +293,16 @@ export class View {
     this.ratio = window.devicePixelRatio || 1;
     this.layout.arrange(this.height, this.ratio);
     if (this.tab === "lanes") {
-      this.drawLanes();
-      this.drawOver();
+      drawLanes(this);
+      drawOver(this);
     } else {
-      this.drawQueues();
+      drawQueues(this);
     }
-    this.drawGroups();
-    this.drawAxis();
-    this.drawMini();
-    this.drawCounters();
+    drawGroups(this);
+    drawAxis(this);
+    drawMini(this);
+    drawRangeStrip(this);
+    drawCounters(this);
     this.placePanels();
     this.wish();
   }
@@ -464,6 +340,7 @@ export class View {
         });
       }
     }
+    this.askRanges();
     if (this.countersShown) {
       const key = [t0, t1, width].join();
       if (key !== this.wishedCounters) {
@@ -473,6 +350,43 @@ export class View {
         this.counting = setTimeout(() => this.askCounters({ ask: "counters", t0, t1, width }), this.counters ? 350 : 0);
       }
     }
+  }
+
+  /** Ranges are few: all are asked for once, and those of a window only where there were too many. */
+  async askRanges() {
+    if (!this.meta.traces.some((trace) => trace.ranges > 0)) return;
+    const [t0, t1] = this.target ?? [this.t0, this.t1];
+    if (this.ranges?.whole || (this.ranges && this.ranges.t0 === t0 && this.ranges.t1 === t1)) return;
+    const first = !this.ranges;
+    const request = first ? { ask: "ranges", t0: -this.length, t1: 2 * this.length } : { ask: "ranges", t0, t1 };
+    this.ranges ??= { rows: [] };
+    const answer = await this.ask("ranges", request);
+    if (!answer) return;
+    const { ranges, total } = answer[0];
+    const rows = stack(
+      ranges,
+      this.meta.traces.length > 1,
+      this.meta.traces.map((trace) => trace.title),
+    );
+    this.ranges = { t0: request.t0, t1: request.t1, rows, whole: first && total <= ranges.length };
+    this.redraw();
+  }
+
+  hoverRange(x, y) {
+    this.cursor = { ...this.hit(x, -1), lane: null };
+    const range =
+      x < GUTTER ? null : rangeAt(this.ranges?.rows ?? [], y, this.cursor.t, (2 * (this.t1 - this.t0)) / this.width);
+    this.card.hidden = !range;
+    if (range) {
+      this.card.replaceChildren(
+        el("h4", {}, range.name),
+        el("div", {}, range.track),
+        el("div", {}, `${duration(range.end - range.start)} from ${moment(range.start)} to ${moment(range.end)}`),
+      );
+      this.card.style.left = `${Math.min(x + 16, this.root.clientWidth - this.card.offsetWidth - 4)}px`;
+      this.card.style.top = `${this.rangesNode.offsetTop + y + 14}px`;
+    }
+    this.redraw();
   }
 
   async askCounters(request) {
@@ -493,168 +407,19 @@ export class View {
     }
   }
 
-  drawLanes() {
-    const [context] = this.prepare(this.base2d);
-    const { ratio, layout, theme } = this;
-    const left = Math.round(GUTTER * ratio);
-    const right = this.base2d.width;
-    context.imageSmoothingEnabled = false;
-    context.fillStyle = theme.backgroundText;
-    context.fillRect(0, 0, right, this.base2d.height);
-    context.save();
-    context.beginPath();
-    context.rect(left, 0, right - left, this.base2d.height);
-    context.clip();
-    const picture = this.picture;
-    const same = picture && sameRows(picture.rowOf, layout.rowOf);
-    const covers = picture && picture.t0 <= this.t0 && picture.t1 >= this.t1;
-    if (this.overview && !(same && covers)) {
-      // what is known of the whole run, under what is known of this window
-      const { rows } = this.overview;
-      this.blit(context, this.overview.canvas, 0, this.overview.length, (row) =>
-        row.block.kind === "fold" ? rows + row.block.g : this.overview.rowOf(row.first),
-      );
-    }
-    if (picture) {
-      this.blit(context, picture.canvas, picture.t0, picture.t1, same ? (_, i) => i : (row) => this.oldRow(picture, row));
-    }
-    context.restore();
-    this.sharp = same && picture.t0 === this.t0 && picture.t1 === this.t1;
-    this.base2d.dataset.sharp = String(!!this.sharp);
-  }
-
-  oldRow(picture, row) {
-    const old = picture.rowOf[row.first];
-    if (row.block.kind !== "fold" && row.lane < 0) return old;
-    // a folded rank is the mixture of its lanes: only a row of just these will do
-    const shared = (picture.shared ??= sharedRows(picture.rowOf));
-    return old >= 0 && shared[old] === row.block.lanes.length ? old : row.lane >= 0 && old >= 0 && shared[old] === 1 ? old : -1;
-  }
-
-  /** Draws rows of a canvas that shows [t0, t1) to where they are now; neighbours of equal height together. */
-  blit(context, canvas, t0, t1, sourceOf) {
-    const { ratio, layout } = this;
-    const left = Math.round(GUTTER * ratio);
-    const width = this.base2d.width - left;
-    const size = this.t1 - this.t0;
-    const exact = t0 === this.t0 && t1 === this.t1;
-    const x = exact ? left : left + ((t0 - this.t0) / size) * width;
-    const w = exact ? width : ((t1 - t0) / size) * width;
-    // Only what is in view: a canvas does not like to be drawn a million pixels wide.
-    const from = Math.max(0, Math.floor(((left - x) / w) * canvas.width) - 1);
-    const to = Math.min(canvas.width, Math.ceil(((left + width - x) / w) * canvas.width) + 1);
-    if (to <= from) return;
-    const dx = x + (from / canvas.width) * w;
-    const dw = ((to - from) / canvas.width) * w;
-    const rows = layout.rows;
-    const top = Math.round(layout.pinned * ratio);
-    let run = null;
-    const flush = () => {
-      if (run && run.source >= 0) {
-        context.drawImage(canvas, from, run.source, to - from, run.stretch ? 1 : run.count, dx, run.y0, dw, run.y1 - run.y0);
-      }
-    };
-    for (let i = 0; i < rows.length; i++) {
-      const row = rows[i];
-      const source = sourceOf(row, i);
-      const cut = row.block.kind !== "pin" && row.y0 < top;
-      if (run && !cut && run.y1 === row.y0) {
-        if (source === run.source && run.count === 1) {
-          run.y1 = row.y1;
-          run.stretch = true;
-          continue;
-        }
-        if (!run.stretch && source === run.source + run.count && row.y1 - row.y0 === run.tall && run.source >= 0) {
-          run.y1 = row.y1;
-          run.count++;
-          continue;
-        }
-      }
-      flush();
-      // a row that scrolls under the pinned lanes keeps only its lower part
-      run = { y0: cut ? Math.min(top, row.y1) : row.y0, y1: row.y1, source, count: 1, tall: cut ? -1 : row.y1 - row.y0, stretch: false };
-    }
-    flush();
-  }
-
-  rowsOnScreen() {
-    const { layout, ratio } = this;
-    return (lane) => {
-      const row = layout.rows[layout.rowOf[lane]];
-      return row && row.lane === lane ? { y0: Math.max(row.y0 / ratio, row.block.kind === "pin" ? 0 : layout.pinned), y1: row.y1 / ratio } : null;
-    };
-  }
-
-  drawOver() {
-    const [context, , height] = this.prepare(this.over2d);
-    const { ratio, layout, theme, width } = this;
-    context.scale(ratio, ratio);
-    const xOf = (t) => this.xOf(t);
-    context.save();
-    context.beginPath();
-    context.rect(GUTTER, 0, width, height);
-    context.clip();
-    this.drawBounds(context, height);
-    if (layout.lane >= 6) {
-      context.fillStyle = theme.backgroundText;
-      for (const row of layout.rows) {
-        if (row.block.kind === "group") context.fillRect(GUTTER, row.y1 / ratio - 1, width, 1);
-      }
-    }
-    const exact = this.picture?.exact;
-    if (exact) {
-      drawSpans(context, theme, { exact, place: this.rowsOnScreen(), xOf, width, left: GUTTER, top: 0 });
-    }
-    this.drawChain(context, height);
-    this.drawMatches(context);
-    this.drawSelected(context, height);
-    this.drawRegion(context, height);
-    this.drawMarks(context, height);
-    context.restore();
-    this.drawLaneNames(context);
-  }
-
-  /** Time before the launch and after the end is no part of the run. */
-  drawBounds(context, height) {
-    const { theme } = this;
-    context.fillStyle = theme.faint;
-    const a = this.xOf(0);
-    const b = this.xOf(this.length);
-    if (a > GUTTER) context.fillRect(GUTTER, 0, a - GUTTER, height);
-    if (b < GUTTER + this.width) context.fillRect(b, 0, GUTTER + this.width - b, height);
-  }
-
-  drawLaneNames(context) {
-    const { layout, theme, ratio } = this;
-    context.font = `10px ${theme.font}`;
-    context.textAlign = "right";
-    context.textBaseline = "middle";
-    const every = layout.lane >= 11 ? 1 : 0;
-    for (const row of layout.rows) {
-      const pin = row.block.kind === "pin";
-      if (!pin && (!every || row.lane < 0)) continue;
-      const y = (row.y0 + row.y1) / 2 / ratio;
-      if (!pin && y < layout.pinned) continue;
-      const trace = this.traceOf(row.lane);
-      const lane = row.lane - trace.first_lane;
-      const active = row.lane === this.selected?.lane || row.lane === this.cursor?.lane;
-      context.fillStyle = active ? theme.ink : theme.soft;
-      const text = pin ? `rank ${Math.floor(lane / trace.workgroups)} · wg ${lane % trace.workgroups}` : String(lane % trace.workgroups);
-      context.fillText(text, GUTTER - 6, y + 0.5);
-    }
-    if (layout.pins.length) {
-      context.fillStyle = theme.line;
-      context.fillRect(0, layout.pinned - 2, GUTTER + this.width, 1);
-    }
-  }
-
   traceOf(lane) {
     return this.meta.traces.findLast((trace) => lane >= trace.first_lane) ?? this.meta.traces[0];
   }
 
   rectOf(span) {
     const { y, h } = this.layout.place(span.lane);
-    return { x0: this.xOf(Math.min(span.claim ?? span.start, span.start)), x1: this.xOf(span.end), xs: this.xOf(span.start), y, h: Math.max(2, h - (h >= 6 ? 1 : 0)) };
+    return {
+      x0: this.xOf(Math.min(span.claim ?? span.start, span.start)),
+      x1: this.xOf(span.end),
+      xs: this.xOf(span.start),
+      y,
+      h: Math.max(2, h - (h >= 6 ? 1 : 0)),
+    };
   }
 
   inView({ y, h }) {
@@ -663,138 +428,6 @@ export class View {
 
   frame2d(height) {
     return { left: GUTTER, right: GUTTER + this.width, top: this.layout.pinned, bottom: height };
-  }
-
-  drawChain(context, height) {
-    if (!this.chain) return;
-    const { theme } = this;
-    context.fillStyle = theme.veil;
-    context.fillRect(GUTTER, 0, this.width, height);
-    const byIndex = new Map(this.chain.spans.map((span) => [span.index, span]));
-    for (const span of this.chain.spans) {
-      const rect = this.rectOf(span);
-      const { x0, x1, xs } = rect;
-      const h = Math.max(5, rect.h); // thin lanes or not, the chain is to be seen
-      const y = rect.y + (rect.h - h) / 2;
-      if (!this.inView({ y, h }) || x1 < GUTTER || x0 > GUTTER + this.width) continue;
-      context.fillStyle = PALETTE_WAIT;
-      context.fillRect(x0, y, xs - x0, h);
-      context.fillStyle = colours[span.role];
-      context.fillRect(xs, y, Math.max(1, x1 - xs), h);
-      context.strokeStyle = theme.ink;
-      context.lineWidth = 1;
-      if (x1 - x0 > 3) context.strokeRect(x0, y, x1 - x0, h);
-    }
-    const frame = this.frame2d(height);
-    for (const [from, to, kind] of this.chain.edges) {
-      const a = byIndex.get(from);
-      const b = byIndex.get(to);
-      if (!a || !b) continue;
-      const ra = this.rectOf(a);
-      const rb = this.rectOf(b);
-      const ya = ra.y + ra.h / 2;
-      const yb = rb.y + rb.h / 2;
-      if (kind === "wait") {
-        drawArrow(context, theme.ink, { x: this.xOf(a.end), y: ya }, { x: rb.xs, y: yb }, frame);
-      } else {
-        context.strokeStyle = theme.ink;
-        context.lineWidth = 2;
-        context.beginPath();
-        context.moveTo(this.xOf(a.end), ya);
-        context.lineTo(rb.x0, yb);
-        context.stroke();
-      }
-    }
-  }
-
-  drawMatches(context) {
-    if (!this.found?.matches.length) return;
-    const { theme } = this;
-    context.strokeStyle = context.fillStyle = theme.warn;
-    this.found.matches.forEach((span, i) => {
-      const { x0, x1, y, h } = this.rectOf(span);
-      if (!this.inView({ y, h }) || x1 < GUTTER || x0 > GUTTER + this.width) return;
-      context.lineWidth = i === this.found.at ? 2.5 : 1;
-      if (h >= 5) context.strokeRect(x0, y, Math.max(2, x1 - x0), h);
-      else context.fillRect(x0, y - 0.5, 1.5, Math.max(2, h));
-    });
-  }
-
-  drawSelected(context, height) {
-    const span = this.selected;
-    if (!span) return;
-    const { theme } = this;
-    const rect = this.rectOf(span);
-    if (!this.chain && span.waits_for) {
-      const frame = this.frame2d(height);
-      const me = rect.y + rect.h / 2;
-      const middle = (one) => {
-        const { y, h } = this.layout.place(one.lane);
-        return y + h / 2;
-      };
-      for (const one of span.signals.slice(0, 300)) {
-        drawArrow(context, theme.soft, { x: this.xOf(span.end), y: me }, { x: this.xOf(one.start), y: middle(one) }, frame);
-      }
-      for (const one of span.waits_for.slice(0, 300)) {
-        const last = one.index === span.released?.index;
-        if (!last) drawArrow(context, theme.soft, { x: this.xOf(one.end), y: middle(one) }, { x: rect.xs, y: me }, frame);
-      }
-      if (span.released) {
-        drawArrow(context, theme.warn, { x: this.xOf(span.released.end), y: middle(span.released) }, { x: rect.xs, y: me }, frame);
-      }
-    }
-    if (this.inView(rect)) outline(context, theme, rect.x0, rect.x1, Math.max(rect.y, this.layout.pins.includes(span.lane) ? 0 : this.layout.pinned), rect.h);
-  }
-
-  drawRegion(context, height) {
-    const region = this.dragged ?? this.region;
-    if (!region) return;
-    const { theme, layout } = this;
-    const x0 = this.xOf(region.t0);
-    const x1 = this.xOf(region.t1);
-    context.fillStyle = theme.accent;
-    context.strokeStyle = theme.accent;
-    context.lineWidth = 1;
-    const strips = [];
-    if (!region.lanes) {
-      strips.push([0, height]);
-    } else {
-      const set = (region.set ??= new Set(region.lanes));
-      for (const row of layout.rows) {
-        const chosen = row.block.kind === "fold" ? row.block.lanes.some((lane) => set.has(lane)) : set.has(row.first);
-        if (!chosen) continue;
-        const last = strips.at(-1);
-        const y0 = row.y0 / this.ratio;
-        if (last && y0 - last[1] <= 4) last[1] = row.y1 / this.ratio;
-        else strips.push([y0, row.y1 / this.ratio]);
-      }
-    }
-    for (const [a, b] of strips) {
-      context.globalAlpha = 0.14;
-      context.fillRect(x0, a, x1 - x0, b - a);
-      context.globalAlpha = 1;
-      context.strokeRect(Math.round(x0) + 0.5, Math.round(a) + 0.5, Math.max(1, Math.round(x1 - x0) - 1), Math.max(1, Math.round(b - a) - 1));
-    }
-  }
-
-  drawMarks(context, height) {
-    const { theme } = this;
-    if (this.sort === "role" && this.sortTime !== undefined) {
-      context.setLineDash([2, 3]);
-      this.line(context, this.xOf(this.sortTime), height, theme.soft);
-      context.setLineDash([]);
-    }
-    const cursor = this.cursor;
-    if (cursor && cursor.x >= GUTTER) {
-      context.globalAlpha = 0.55;
-      this.line(context, cursor.x, height, theme.ink);
-      context.globalAlpha = 1;
-    }
-    const measure = this.measure;
-    if (measure) {
-      const b = measure.b ?? cursor?.t ?? measure.a;
-      drawMeasure(context, theme, this.xOf(measure.a), this.xOf(b), measure.a, b, Math.min(height - 14, Math.max(14, measure.y ?? 30)), height);
-    }
   }
 
   line(context, x, height, colour) {
@@ -806,209 +439,24 @@ export class View {
     context.stroke();
   }
 
-  drawAxis() {
-    const [context, width, height] = this.prepare(this.axis);
-    const { ratio, theme } = this;
-    context.scale(ratio, ratio);
-    context.font = `10.5px ${theme.font}`;
-    context.textBaseline = "middle";
-    const xOf = (t) => ((t - this.t0) / (this.t1 - this.t0)) * width;
-    const region = this.dragged ?? this.region;
-    if (region) {
-      context.fillStyle = theme.accent;
-      context.globalAlpha = 0.25;
-      context.fillRect(xOf(region.t0), 0, xOf(region.t1) - xOf(region.t0), height);
-      context.globalAlpha = 1;
-    }
-    const { offset, ticks, minor } = timeTicks(this.t0, this.t1, width / 95);
-    context.strokeStyle = theme.line;
-    context.beginPath();
-    for (const t of minor) {
-      context.moveTo(Math.round(xOf(t)) + 0.5, height);
-      context.lineTo(Math.round(xOf(t)) + 0.5, height - 3);
-    }
-    for (const { t } of ticks) {
-      context.moveTo(Math.round(xOf(t)) + 0.5, height);
-      context.lineTo(Math.round(xOf(t)) + 0.5, height - 7);
-    }
-    context.stroke();
-    context.fillStyle = theme.soft;
-    context.textAlign = "left";
-    let free = 0;
-    if (offset) {
-      context.fillStyle = theme.ink;
-      context.fillText(offset, 4, height / 2 - 1);
-      free = context.measureText(offset).width + 12;
-      context.fillStyle = theme.soft;
-    }
-    for (const { t, label } of ticks) {
-      const x = xOf(t) + 4;
-      const w = context.measureText(label).width;
-      if (x < free || x + w > width) continue;
-      context.fillText(label, x, height / 2 - 1);
-      free = x + w + 8;
-    }
-    if (this.cursor && this.cursor.x >= GUTTER) {
-      const text = moment(Math.round(this.tOf(this.cursor.x)));
-      const w = context.measureText(text).width + 8;
-      const x = Math.max(0, Math.min(width - w, this.cursor.x - GUTTER - w / 2));
-      context.fillStyle = theme.ink;
-      context.fillRect(x, 2, w, height - 5);
-      context.fillStyle = theme.backgroundText;
-      context.textAlign = "left";
-      context.fillText(text, x + 4, height / 2 - 0.5);
-    }
-  }
-
-  drawMini() {
-    const [context, width, height] = this.prepare(this.mini);
-    const { ratio, theme, overview } = this;
-    context.scale(ratio, ratio);
-    if (overview) {
-      context.imageSmoothingEnabled = true;
-      context.imageSmoothingQuality = "high";
-      context.drawImage(overview.canvas, 0, 0, overview.width, overview.rows, 0, 0, width, height);
-    }
-    const x0 = Math.max(0, (this.t0 / this.length) * width);
-    const x1 = Math.min(width, (this.t1 / this.length) * width);
-    context.fillStyle = theme.veil;
-    context.fillRect(0, 0, x0, height);
-    context.fillRect(x1, 0, width - x1, height);
-    if (this.region) {
-      context.fillStyle = theme.accent;
-      context.fillRect((this.region.t0 / this.length) * width, height - 3, Math.max(2, ((this.region.t1 - this.region.t0) / this.length) * width), 3);
-    }
-    context.strokeStyle = theme.ink;
-    context.lineWidth = 1;
-    const w = Math.max(3, x1 - x0);
-    context.strokeRect(Math.round(x0) + 0.5, 0.5, Math.round(w) - 1, height - 1);
-    if (x1 - x0 > 12 && x1 - x0 < width - 1) {
-      context.fillStyle = theme.ink;
-      context.fillRect(x0 - 1, height / 2 - 6, 3, 12);
-      context.fillRect(x1 - 2, height / 2 - 6, 3, 12);
-    }
-  }
-
-  drawGroups() {
-    const shown = [];
-    const heads = [];
-    const { layout } = this;
-    if (this.tab === "lanes") {
-      for (const block of layout.blocks) {
-        if (block.kind === "head") heads.push([block.trace, block.y]);
-        if (block.g === undefined) continue;
-        const top = Math.max(block.y, layout.pinned);
-        const bottom = Math.min(block.y + block.h, this.height);
-        if (bottom - top >= Math.min(12, block.h)) shown.push([block, top, Math.min(bottom - top, block.h)]);
-      }
-    }
-    this.groupNodes ??= this.layout.groups.map((group, g) => {
-      const small = el("small");
-      const node = el("button.group", { type: "button", "aria-expanded": "true", click: () => this.fold(g) }, icon("right"), `rank ${group.rank}`, small);
-      node.querySelector("svg").style.cssText = "fill:none;stroke:currentColor;stroke-width:2";
-      this.groupsNode.append(node);
-      return node;
-    });
-    this.headNodes ??= this.meta.traces.length > 1 ? this.meta.traces.map((trace, t) => this.headOf(trace, t)) : [];
-    const seen = new Set();
-    for (const [block, top, room] of shown) {
-      seen.add(block.g);
-      const node = this.groupNodes[block.g];
-      const group = layout.groups[block.g];
-      node.hidden = false;
-      node.style.top = `${top + Math.min(1, Math.max(0, (room - 18) / 2))}px`;
-      node.setAttribute("aria-expanded", String(!group.folded));
-      node.title = `${group.folded ? "Unfold" : "Fold"} rank ${group.rank}: ${count(group.lanes.length)} workgroups (G)`;
-      const wide = layout.lane < 11 || group.folded;
-      node.querySelector("small").textContent = wide ? `${count(group.lanes.length)}` : "";
-    }
-    this.groupNodes.forEach((node, g) => seen.has(g) || (node.hidden = true));
-    this.headNodes.forEach((node) => (node.hidden = true));
-    for (const [t, y] of heads) {
-      this.headNodes[t].hidden = y + 26 < layout.pinned || y > this.height;
-      this.headNodes[t].style.top = `${y}px`;
-    }
-  }
-
-  headOf(trace, t) {
-    const shares = Object.entries(trace.summary.shares);
-    const first = this.meta.traces[0].summary;
-    const delta = trace.summary.makespan_ns - first.makespan_ns;
-    const change = first.makespan_ns ? delta / first.makespan_ns : 0;
-    const sign = (value, text) => (value > 0 ? `+${text}` : text);
-    const node = el(
-      "div.head",
-      {},
-      el("b", {}, trace.title),
-      el("span", {}, `makespan ${duration(trace.summary.makespan_ns)}`),
-      t ? el("span.delta", {}, `${sign(delta, duration(delta))} (${sign(change, percent(change))})`) : el("span", {}, "compared with:"),
-      ...shares.map(([kind, share]) => {
-        const points = share - (first.shares[kind] ?? 0);
-        return el("span", {}, swatch(kind), ` ${kind} ${percent(share)}${t ? ` (${sign(points, (100 * points).toFixed(1).replace("-", "−"))})` : ""}`);
-      }),
-    );
-    for (const one of node.querySelectorAll("i")) one.style.cssText += ";display:inline-block;width:9px;height:9px;border-radius:2px";
-    this.heads.append(node);
-    return node;
-  }
-
   get chartsShown() {
     return this.countersShown ? this.charts.filter((chart) => !this.hidden.has(chart.key)) : [];
   }
 
-  drawCounters() {
-    const shown = this.chartsShown;
-    const height = shown.reduce((sum, chart) => sum + (chart.unit === "workgroups" ? CHART : SMALL), 0);
-    const most = Math.round(0.45 * this.root.clientHeight);
-    const wanted = this.countersShown && !this.charts.length ? CHART + SMALL : Math.min(height, most);
-    this.countersNode.hidden = !wanted;
-    if (this.countersNode.dataset.h !== String(wanted)) {
-      this.countersNode.dataset.h = wanted;
-      this.countersNode.style.height = `${wanted}px`;
-      this.redraw();
-    }
-    if (!wanted) return;
-    const [context, width] = this.prepare(this.charts2d);
-    const { ratio, theme } = this;
-    context.scale(ratio, ratio);
-    let y = 0;
-    for (const chart of shown) {
-      const full = chart.unit === "workgroups" ? CHART : SMALL;
-      const h = (full * wanted) / height;
-      drawChart(context, theme, chart, {
-        x: GUTTER,
-        width: width - GUTTER,
-        y,
-        h,
-        map: (n) => {
-          const step = ((this.counters.t1 - this.counters.t0) / n / (this.t1 - this.t0)) * (width - GUTTER);
-          return [this.xOf(this.counters.t0), step];
-        },
-        cursor: this.cursor && this.cursor.x >= GUTTER ? this.cursor.x : null,
-      });
-      y += h;
-      if (y < wanted - 1) {
-        context.fillStyle = theme.line;
-        context.fillRect(0, Math.round(y) - 1, width, 1);
-      }
-    }
-    if (this.cursor && this.cursor.x >= GUTTER) {
-      context.globalAlpha = 0.55;
-      this.line(context, this.cursor.x, wanted, theme.ink);
-      context.globalAlpha = 1;
-    }
-  }
-
-  // ---- the queue view: item index over time
+  // ---- views
 
   setTab(tab) {
     this.tab = tab;
     for (const [name, node] of Object.entries(this.tabs)) node.setAttribute("aria-selected", String(name === tab));
     this.sorter.hidden = tab !== "lanes";
     this.ranker.hidden = tab !== "queue";
-    if (tab === "queue") this.makeQueues();
+    if (tab === "queue") makeQueues(this);
     this.hoverOff();
-    this.say(tab === "queue" ? "Queue: every item of each role over time, the first on top" : "Lanes: every workgroup over time");
+    this.say(
+      tab === "queue"
+        ? "Queue: every item of each role over time, the first on top"
+        : "Lanes: every workgroup over time",
+    );
     this.redraw();
   }
 
@@ -1016,83 +464,8 @@ export class View {
     const [trace, rank] = value.split("/").map(Number);
     this.queueOf = { trace, rank };
     this.ranker.value = value;
-    this.makeQueues();
+    makeQueues(this);
     this.redraw();
-  }
-
-  makeQueues() {
-    const { trace, rank } = this.queueOf;
-    this.queues = (this.meta.traces[trace]?.queues ?? [])
-      .filter((queue) => queue.rank === rank && queue.items > 0)
-      .map(({ role, items }) => ({ trace, rank, role, items, key: `${trace}/${rank}/${role}`, picture: null }));
-  }
-
-  drawQueues() {
-    const [base] = this.prepare(this.base2d);
-    const [over, , height] = this.prepare(this.over2d);
-    const { theme, ratio, queues, width } = this;
-    base.fillStyle = theme.backgroundText;
-    base.fillRect(0, 0, this.base2d.width, this.base2d.height);
-    base.imageSmoothingEnabled = false;
-    over.scale(ratio, ratio);
-    const gap = 6;
-    const each = (height - gap * (queues.length - 1)) / Math.max(1, queues.length);
-    let sharp = queues.length > 0;
-    queues.forEach((queue, q) => {
-      queue.y = Math.round(q * (each + gap));
-      queue.h = Math.floor(each);
-      const picture = queue.picture;
-      base.save();
-      base.beginPath();
-      base.rect(Math.round(GUTTER * ratio), 0, Math.round(width * ratio), this.base2d.height);
-      base.clip();
-      if (picture) {
-        const current = picture.t0 === this.t0 && picture.t1 === this.t1;
-        const x = current ? Math.round(GUTTER * ratio) : this.xOf(picture.t0) * ratio;
-        const x1 = current ? this.base2d.width : this.xOf(picture.t1) * ratio;
-        base.drawImage(picture.canvas, x, Math.round(queue.y * ratio), x1 - x, Math.round(queue.h * ratio));
-        sharp &&= current;
-      } else sharp = false;
-      base.restore();
-      over.font = `11px ${theme.font}`;
-      over.textBaseline = "top";
-      over.textAlign = "left";
-      over.fillStyle = colours[queue.role];
-      over.fillRect(10, queue.y + 4, 10, 10);
-      over.fillStyle = theme.ink;
-      over.fillText(ROLES[queue.role], 25, queue.y + 3);
-      over.fillStyle = theme.soft;
-      over.font = `10px ${theme.font}`;
-      over.fillText(`${count(queue.items)} items`, 25, queue.y + 17);
-      over.textAlign = "right";
-      over.fillText("0", GUTTER - 5, queue.y + 1);
-      over.textBaseline = "bottom";
-      over.fillText(count(queue.items - 1), GUTTER - 5, queue.y + queue.h);
-      over.strokeStyle = theme.line;
-      over.lineWidth = 1;
-      over.strokeRect(GUTTER - 0.5, queue.y + 0.5, width + 1, queue.h - 1);
-    });
-    if (!queues.length) {
-      over.fillStyle = theme.soft;
-      over.font = `12px ${theme.font}`;
-      over.fillText("This rank has no queue.", GUTTER + 12, 24);
-    }
-    over.save();
-    over.beginPath();
-    over.rect(GUTTER, 0, width, height);
-    over.clip();
-    this.drawBounds(over, height);
-    const span = this.selected;
-    if (span && span.trace === this.queueOf.trace && span.rank === this.queueOf.rank) {
-      const queue = queues.find((one) => one.role === span.role);
-      if (queue) {
-        const h = queue.h / queue.items;
-        outline(over, theme, this.xOf(span.claim), this.xOf(span.end), queue.y + span.item * h, Math.max(2, h));
-      }
-    }
-    this.drawMarks(over, height);
-    over.restore();
-    this.base2d.dataset.sharp = String(sharp);
   }
 
   // ---- pointing and choosing
@@ -1102,7 +475,14 @@ export class View {
     const t = this.tOf(x);
     if (this.tab === "queue") {
       const queue = this.queues.find((one) => y >= one.y && y < one.y + one.h);
-      return { x, y, t, lane: null, queue, item: queue ? Math.floor(((y - queue.y) / queue.h) * queue.items) : null };
+      return {
+        x,
+        y,
+        t,
+        lane: null,
+        queue,
+        item: queue ? queue.first + Math.floor(((y - queue.y) / queue.h) * (queue.last - queue.first + 1)) : null,
+      };
     }
     const found = this.layout.at(y);
     return { x, y, t, lane: found ? found.lane : null, block: found?.block };
@@ -1114,10 +494,14 @@ export class View {
     if (this.tab === "queue") {
       const exact = point.queue?.picture?.exact;
       if (!exact) return null;
-      const several = Math.ceil(point.queue.items / point.queue.h);
+      const several = Math.ceil((point.queue.last - point.queue.first + 1) / point.queue.h);
       let best = null;
       for (let i = 0; i < exact.length; i++) {
-        if (Math.abs(exact.item[i] - point.item) <= several && exact.low(i) - near <= point.t && point.t < exact.high(i) + near) {
+        if (
+          Math.abs(exact.item[i] - point.item) <= several &&
+          exact.low(i) - near <= point.t &&
+          point.t < exact.high(i) + near
+        ) {
           if (best === null || Math.abs(exact.item[i] - point.item) < Math.abs(exact.item[best] - point.item)) best = i;
         }
       }
@@ -1126,7 +510,8 @@ export class View {
     if (point.lane === null || point.lane < 0) return null;
     const exact = this.picture?.exact;
     const picture = this.picture;
-    if (exact && picture.t0 <= point.t && point.t < picture.t1 && picture.rowOf[point.lane] >= 0) return exact.at(point.lane, point.t, near);
+    if (exact && picture.t0 <= point.t && point.t < picture.t1 && picture.rowOf[point.lane] >= 0)
+      return exact.at(point.lane, point.t, near);
     return undefined;
   }
 
@@ -1142,7 +527,9 @@ export class View {
     if (span === null) return;
     if (span && this.hovered?.index === span.index && this.hovered.claim_ns) return;
     this.hovering = setTimeout(async () => {
-      const request = span ? { ask: "span", index: span.index } : { ask: "span", lane: mine.lane, t: Math.floor(mine.t) };
+      const request = span
+        ? { ask: "span", index: span.index }
+        : { ask: "span", lane: mine.lane, t: Math.floor(mine.t) };
       const answer = await this.ask("span", request);
       if (!answer || this.cursor !== mine) return;
       this.showCard(answer[0].span);
@@ -1214,6 +601,7 @@ export class View {
       return null;
     }
     this.selected = span;
+    this.latest = "span";
     if (this.chain && !this.chain.spans.some((one) => one.index === span.index)) this.dropChain();
     if (reveal) this.reveal(span);
     this.say(this.sentence(span));
@@ -1271,8 +659,14 @@ export class View {
       await this.select({ index: this.selected.index, by }, { reveal: true, ask: "step" });
       return;
     }
-    const lane = this.cursor?.lane >= 0 && this.cursor.lane !== null ? this.cursor.lane : (this.layout.rows[0]?.first ?? 0);
-    const t = this.cursor && this.cursor.x >= GUTTER ? Math.floor(this.cursor.t) : by > 0 ? Math.floor(this.t0) - 1 : Math.ceil(this.t1);
+    const lane =
+      this.cursor?.lane >= 0 && this.cursor.lane !== null ? this.cursor.lane : (this.layout.rows[0]?.first ?? 0);
+    const t =
+      this.cursor && this.cursor.x >= GUTTER
+        ? Math.floor(this.cursor.t)
+        : by > 0
+          ? Math.floor(this.t0) - 1
+          : Math.ceil(this.t1);
     await this.select({ lane, t, by }, { reveal: true, ask: "step" });
   }
 
@@ -1295,7 +689,7 @@ export class View {
   }
 
   fitSelection() {
-    if (this.region && !this.selected) {
+    if (this.region && (!this.selected || this.latest === "region")) {
       this.fit(this.region.t0, this.region.t1);
       this.fitLanes(this.region.lanes);
     } else if (this.chain) {
@@ -1358,7 +752,9 @@ export class View {
     this.layout.pin(lane);
     const trace = this.traceOf(lane);
     const local = lane - trace.first_lane;
-    this.say(`rank ${Math.floor(local / trace.workgroups)} workgroup ${local % trace.workgroups} ${this.layout.pins.includes(lane) ? "pinned on top" : "no longer pinned"}`);
+    this.say(
+      `rank ${Math.floor(local / trace.workgroups)} workgroup ${local % trace.workgroups} ${this.layout.pins.includes(lane) ? "pinned on top" : "no longer pinned"}`,
+    );
     this.redraw();
   }
 
@@ -1371,7 +767,9 @@ export class View {
     const answer = await this.ask("order", { ask: "order", by, t: this.sortTime ?? 0 });
     if (!answer || this.sort !== by) return;
     this.layout.reorder(new Int32Array(answer[1][0]));
-    this.say(`sorted ${this.sorter.selectedOptions[0].textContent}${by === "role" ? `: ${moment(this.sortTime)}` : ""}`);
+    this.say(
+      `sorted ${this.sorter.selectedOptions[0].textContent}${by === "role" ? `: ${moment(this.sortTime)}` : ""}`,
+    );
     this.redraw();
   }
 
@@ -1404,7 +802,9 @@ export class View {
       this.say(`Measure: from ${moment(at)}; click the second moment`);
     } else {
       this.measure.b = at;
-      this.say(`${duration(Math.abs(at - this.measure.a))} from ${moment(Math.min(at, this.measure.a))} to ${moment(Math.max(at, this.measure.a))}`);
+      this.say(
+        `${duration(Math.abs(at - this.measure.a))} from ${moment(Math.min(at, this.measure.a))} to ${moment(Math.max(at, this.measure.a))}`,
+      );
     }
     this.redraw();
   }
@@ -1415,7 +815,8 @@ export class View {
       this.redraw();
       return;
     }
-    if (!this.selected) return this.say("Select a span first: its critical chain is what it waited for, back to the launch");
+    if (!this.selected)
+      return this.say("Select a span first: its critical chain is what it waited for, back to the launch");
     const answer = await this.ask("chain", { ask: "chain", index: this.selected.index });
     if (!answer) return;
     this.chain = answer[0];
@@ -1424,7 +825,9 @@ export class View {
     const work = spans.reduce((sum, span) => sum + Math.max(0, span.end - span.start), 0);
     const total = Math.max(1, spans.at(-1).end - spans[0].claim);
     const waits = edges.filter(([, , kind]) => kind === "wait").length;
-    this.say(`Critical chain: ${count(spans.length)} spans over ${duration(total)}, ${percent(Math.min(1, work / total))} at work, ${count(waits)} waits for another workgroup`);
+    this.say(
+      `Critical chain: ${count(spans.length)} spans over ${duration(total)}, ${percent(Math.min(1, work / total))} at work, ${count(waits)} waits for another workgroup`,
+    );
     this.redraw();
   }
 
@@ -1438,6 +841,7 @@ export class View {
   /** Selects a region; its sums follow. */
   setRegion(region, { tell = true } = {}) {
     this.region = region;
+    this.latest = "region"; // what F fits
     this.dragged = null;
     if (!region) {
       this.hide("sums");
@@ -1445,7 +849,8 @@ export class View {
       this.redraw();
       return;
     }
-    if (tell) this.host.set("selection", { t0: this.absolute(region.t0), t1: this.absolute(region.t1), lanes: region.lanes });
+    if (tell)
+      this.host.set("selection", { t0: this.absolute(region.t0), t1: this.absolute(region.t1), lanes: region.lanes });
     this.sumsOf(region);
     this.redraw();
   }
@@ -1456,7 +861,13 @@ export class View {
     const sums = answer[0];
     this.sums = sums;
     const panel = this.panel("sums", "Sums of the region");
-    sumsPanel(panel, region, sums, () => this.setRegion(null), () => this.fitRegion());
+    sumsPanel(
+      panel,
+      region,
+      sums,
+      () => this.setRegion(null),
+      () => this.fitRegion(),
+    );
     this.placePanels();
     if (this.region !== region) return;
     const total = Math.max(1, sums.lanes * (region.t1 - region.t0));
@@ -1539,17 +950,29 @@ export class View {
     const panel = closable(this.panel("menu", "Counters"), "Counters", () => this.hide("menu"));
     panel.classList.add("menu");
     const check = (label, on, change) =>
-      el("label", {}, el("input", { type: "checkbox", checked: on, change: (event) => change(event.target.checked) }), label);
+      el(
+        "label",
+        {},
+        el("input", { type: "checkbox", checked: on, change: (event) => change(event.target.checked) }),
+        label,
+      );
     for (const chart of this.charts) {
-      const trace = this.meta.traces.length > 1 && chart.derived && chart.unit === "workgroups" ? `${this.meta.traces[chart.trace].title}: ` : "";
+      const trace =
+        this.meta.traces.length > 1 && chart.derived && chart.unit === "workgroups"
+          ? `${this.meta.traces[chart.trace].title}: `
+          : "";
       const unit = chart.unit && chart.unit !== chart.title ? ` (${chart.unit})` : "";
       panel.append(
-        check(`${trace}${chart.title === "workgroups" ? "workgroups in each role" : chart.title}${unit}`, this.countersShown && !this.hidden.has(chart.key), (on) => {
-          this.countersShown = true;
-          if (on) this.hidden.delete(chart.key);
-          else this.hidden.add(chart.key);
-          this.redraw();
-        }),
+        check(
+          `${trace}${chart.title === "workgroups" ? "workgroups in each role" : chart.title}${unit}`,
+          this.countersShown && !this.hidden.has(chart.key),
+          (on) => {
+            this.countersShown = true;
+            if (on) this.hidden.delete(chart.key);
+            else this.hidden.add(chart.key);
+            this.redraw();
+          },
+        ),
       );
     }
     if (!this.charts.length) panel.append(el("div", {}, "none"));
@@ -1600,11 +1023,22 @@ export class View {
     if (!answer || this.finder.value !== text) return;
     const { matches, total } = answer[0];
     this.found = { text, matches, total, at: -1 };
-    this.foundText.textContent = total > matches.length ? `${count(total)} spans, the first ${count(matches.length)} listed` : `${count(total)} span${total === 1 ? "" : "s"}`;
+    this.foundText.textContent =
+      total > matches.length
+        ? `${count(total)} spans, the first ${count(matches.length)} listed`
+        : `${count(total)} span${total === 1 ? "" : "s"}`;
     this.foundList.replaceChildren(
-      ...matches.slice(0, 200).map((span, i) =>
-        el("button", { type: "button", role: "option", click: () => this.showMatch(i) }, swatch(ROLES[span.role]), briefSpan(this.meta, span), el("span", {}, moment(span.start))),
-      ),
+      ...matches
+        .slice(0, 200)
+        .map((span, i) =>
+          el(
+            "button",
+            { type: "button", role: "option", click: () => this.showMatch(i) },
+            swatch(ROLES[span.role]),
+            briefSpan(this.meta, span),
+            el("span", {}, moment(span.start)),
+          ),
+        ),
     );
     this.redraw();
   }
@@ -1613,7 +1047,14 @@ export class View {
     if (!this.found?.matches.length) return this.say("Nothing is found: / opens the search");
     const n = this.found.matches.length;
     let at = this.found.at + by;
-    if (this.found.at < 0) at = by > 0 ? Math.max(0, this.found.matches.findIndex((span) => span.end > this.t0)) : n - 1;
+    if (this.found.at < 0)
+      at =
+        by > 0
+          ? Math.max(
+              0,
+              this.found.matches.findIndex((span) => span.end > this.t0),
+            )
+          : n - 1;
     this.showMatch((at + n) % n);
   }
 
@@ -1637,8 +1078,14 @@ export class View {
     put("menu", `top:36px;right:8px;max-height:${this.root.clientHeight - 70}px`);
     put("problems", `top:36px;right:8px;max-width:min(520px,90%);max-height:${this.root.clientHeight - 70}px`);
     const beside = this.shown("find") && !away;
-    put("span", `${away ? `left:${GUTTER + 8}px` : beside ? "right:336px" : "right:8px"};top:${top + 6}px;max-height:${room}px`);
-    put("sums", `left:${away && this.shown("span") ? "auto;right:8px" : `${GUTTER + 8}px`};bottom:${bottom + 6}px;max-height:${room}px`);
+    put(
+      "span",
+      `${away ? `left:${GUTTER + 8}px` : beside ? "right:336px" : "right:8px"};top:${top + 6}px;max-height:${room}px`,
+    );
+    put(
+      "sums",
+      `left:${away && this.shown("span") ? "auto;right:8px" : `${GUTTER + 8}px`};bottom:${bottom + 6}px;max-height:${room}px`,
+    );
   }
 
   say(text) {
@@ -1660,15 +1107,15 @@ export class View {
     return false;
   }
 
-  clear() {
-    if (this.selected) this.unselect();
-    if (this.region) this.setRegion(null);
-  }
-
   // ---- files
 
   fileName(kind) {
-    const title = this.meta.traces.map((trace) => trace.title).join("_vs_").replace(/[^\w.-]+/g, "_").slice(0, 60) || "trace";
+    const title =
+      this.meta.traces
+        .map((trace) => trace.title)
+        .join("_vs_")
+        .replace(/[^\w.-]+/g, "_")
+        .slice(0, 60) || "trace";
     return `${title}.${kind}`;
   }
 
@@ -1681,21 +1128,6 @@ export class View {
     download(new Blob([svgOf(this)], { type: "image/svg+xml" }), this.fileName("svg"));
     this.say("Downloaded the view as SVG");
   }
-}
-
-const colours = ROLES.map((role) => PALETTE[role]);
-const PALETTE_WAIT = PALETTE.wait;
-
-function sameRows(a, b) {
-  if (!a || a.length !== b.length) return false;
-  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
-  return true;
-}
-
-function sharedRows(rowOf) {
-  const shared = [];
-  for (const row of rowOf) if (row >= 0) shared[row] = (shared[row] ?? 0) + 1;
-  return shared;
 }
 
 function hash(values) {
