@@ -69,12 +69,13 @@ class Policy:
     @staticmethod
     def default(queues: Queues, workgroups: int, cost_ns: dict[str, float]) -> "Policy":
         """One-way. Movers, whom builders wait for, start as their share of the work, rounded up; reducers, whom
-        builders join in the end, as three quarters of it; both are a sixteenth at least. cost_ns: as in `settle`.
+        builders join in the end, as a little less than it; both are a sixteenth at least. cost_ns: as in `settle`.
         """
         share = cost_ns[queues.crew_role] / sum(cost_ns.values()) * workgroups
         if queues.crew_role == queues.producer:
             return Policy.one_way(max(1, workgroups // 16, min(math.ceil(share), workgroups - 1)))
-        return Policy.one_way(min(max(1, workgroups // 16, round(0.75 * share)), workgroups - 1))
+        # 0.96: what the best crews of an H200 speak for, docs/performance.md
+        return Policy.one_way(min(max(1, workgroups // 16, round(0.96 * share)), workgroups - 1))
 
     @property
     def switches(self) -> bool:
