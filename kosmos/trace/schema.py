@@ -99,7 +99,9 @@ def conform(table: pa.Table | Mapping[str, Any] | None, schema: pa.Schema, name:
 
 def numbers(table: pa.Table, *names: str) -> list[np.ndarray]:
     """Columns of a table of this module as numpy arrays; a role comes as its code, an index into ROLES."""
-    arrays = [table[name].combine_chunks() for name in names]
+    # combine_chunks copies a single chunk too
+    columns = [table[name] for name in names]
+    arrays = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in columns]
     return [(a.indices if pa.types.is_dictionary(a.type) else a).to_numpy(zero_copy_only=False) for a in arrays]
 
 
