@@ -360,6 +360,7 @@ def _view(given: argparse.Namespace) -> int:
 
     trace = Trace.load(given.trace)
     output = given.output
+    _refuse_itself(given.trace, output)
     if output is None:
         stem, _ = os.path.splitext(os.path.basename(given.trace))
         output = os.path.join(tempfile.mkdtemp(prefix="kosmos-"), f"{stem}.html")
@@ -370,11 +371,17 @@ def _view(given: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_itself(trace: str, output: str | None) -> None:
+    if output is not None and os.path.exists(output) and os.path.samefile(trace, output):
+        raise KosmosTraceError(f"{output}: cannot be written, it is the trace itself")
+
+
 def _export(given: argparse.Namespace) -> int:
     from kosmos.trace import Trace
 
     trace = Trace.load(given.trace)
     refuse_unwritable(given.output, KosmosTraceError)
+    _refuse_itself(given.trace, given.output)
     getattr(trace, f"to_{given.to}")(given.output)
     print(f"exported   {given.output}, {os.path.getsize(given.output):,} bytes")
     problems = trace.problems()

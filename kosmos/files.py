@@ -15,22 +15,23 @@ def whole_file(path: str | os.PathLike[str], error: type[KosmosError]) -> Iterat
 
     Raises `error` with one sentence if it cannot be written.
     """
-    path = os.fspath(path)
+    refuse_unwritable(path, error)
+    target = os.path.realpath(path)  # a link stays, what it leads to is replaced
     # in the same folder, so that the rename is one step of one file system
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
+    temporary = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{uuid.uuid4().hex}.tmp")
     try:
         try:
             with open(temporary, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, target)
         except BaseException:
             if os.path.exists(temporary):
                 os.unlink(temporary)
             raise
     except OSError as failure:
-        raise error(f"{path}: cannot be written ({failure.strerror or failure})") from None
+        raise error(f"{os.fspath(path)}: cannot be written ({failure.strerror or failure})") from None
 
 
 def refuse_unwritable(path: str | os.PathLike[str], error: type[KosmosError]) -> None:
@@ -39,6 +40,8 @@ def refuse_unwritable(path: str | os.PathLike[str], error: type[KosmosError]) ->
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         why = "it is a folder"
+    elif os.path.exists(path) and not os.path.isfile(path):
+        why = "it is no file"  # replacing a device, as root may, would remove it
     elif not os.path.isdir(folder):
         why = f"there is no folder {folder}"
     elif not os.access(folder, os.W_OK):

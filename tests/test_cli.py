@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,9 @@ def test_output_that_cannot_be_written(refused, saved, tmp_path, monkeypatch, co
     assert into(tmp_path).endswith("cannot be written, it is a folder")
     assert into(tmp_path / "no" / "x").endswith(f"there is no folder {tmp_path / 'no'}")
     assert into(saved / "x").endswith(f"there is no folder {saved}")
+    os.mkfifo(tmp_path / "pipe")  # root may replace even a device
+    assert into(tmp_path / "pipe").endswith("cannot be written, it is no file")
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert into(tmp_path / "x").endswith(f"{tmp_path} is not writable")
 

@@ -333,7 +333,7 @@ def test_times_that_no_viewer_can_count_are_refused(write, tmp_path):
     far = Trace(one(claim_ns=[-(2**62)], start_ns=[0], end_ns=[2**62]))
     with pytest.raises(KosmosTraceError, match=f"times from {-(2**62)} to {2**62} ns are too far apart"):
         write(far, tmp_path / "t")
-    with pytest.raises(KosmosTraceError, match="cannot be written .No such file"):
+    with pytest.raises(KosmosTraceError, match="cannot be written, there is no folder"):
         write(Trace(one()), tmp_path / "no" / "t")
     assert not os.listdir(tmp_path)
 
@@ -543,6 +543,7 @@ def test_the_command_tells_of_problems(tmp_path, capsys):
         (["t.parquet", "--to", "plain", "-o", "x"], "argument --to: invalid choice: 'plain'"),
         (["t.parquet", "--to", "chrome"], "the following arguments are required: -o/--output"),
         (["t.parquet", "-o", "x"], "the following arguments are required: --to"),
+        (["t.parquet", "--to", "html", "-o", "./t.parquet"], "./t.parquet: cannot be written, it is the trace itself"),
     ],
 )
 def test_the_command_refuses_in_one_line(arguments, says, tmp_path, capsys, monkeypatch):

@@ -170,3 +170,10 @@ def test_reading_a_trace_loads_no_matplotlib():
         "import sys, kosmos.trace; print(sorted({'matplotlib', 'torch', 'triton', 'kosmos.plots'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_numbers_are_the_table_s_own_memory():
+    trace = scheduled(0)
+    for name in ("claim_ns", "role"):
+        (column,), (again,) = (schemas.numbers(trace.spans, name) for _ in range(2))
+        assert np.shares_memory(column, again)

@@ -99,8 +99,8 @@ def conform(table: pa.Table | Mapping[str, Any] | None, schema: pa.Schema, name:
 
 def numbers(table: pa.Table, *names: str) -> list[np.ndarray]:
     """Columns of a table of this module as numpy arrays; a role comes as its code, an index into ROLES."""
+    # combine_chunks copies a single chunk too
     columns = [table[name] for name in names]
-    # combine_chunks copies even what is one chunk, as the columns of a Trace are
     arrays = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in columns]
     return [(a.indices if pa.types.is_dictionary(a.type) else a).to_numpy(zero_copy_only=False) for a in arrays]
 

@@ -55,7 +55,7 @@ class Detail:
             raise KosmosArgumentError(f"traces must be one or more Trace objects, not {given}")
         if titles is None:
             titles = [_title(trace) for trace in traces]
-        if isinstance(titles, str) or len(titles) != len(traces):
+        if isinstance(titles, str) or not isinstance(titles, Sequence) or len(titles) != len(traces):
             raise KosmosArgumentError(f"titles must be one for each of {len(traces)} traces, not {titles!r}")
         self.titles = [str(title) for title in titles]
         self.runs = [Lanes(trace) for trace in traces]
@@ -215,20 +215,21 @@ class Detail:
         if self._group is None or self._group[0] != key:
             self._group = (key, run.group(rank, role))
         group = self._group[1]
-        item = np.arange(group.items, dtype=np.int32)
-        row = (item.astype(np.int64) * rows // max(group.items, 1)).astype(np.int32)
+        lanes = np.arange(len(group.item), dtype=np.int32)
+        row = (group.item.astype(np.int64) * rows // max(group.items, 1)).astype(np.int32)
+        shared = np.diff(-(-np.arange(rows + 1) * group.items // rows))  # how many items each row has
         total = self._zeros(rows, width, 2)
         slot = np.full(WAIT + 1, 0, np.int8)
         slot[WAIT] = 1
         found = np.empty(LISTED_SPANS, np.int32)
         # an item has one span: not to look for the first that is in the window is faster
-        untidy = np.zeros(group.items, bool)
+        untidy = np.zeros(len(lanes), bool)
         spans = kernels.paint(
             group.first, untidy, group.claim, group.start, group.end, group.role, run.base,
-            item, row, t0, t1, slot, total, found,
+            lanes, row, t0, t1, slot, total, found,
         )  # fmt: skip
         coverage = np.empty((2, rows, width), np.uint8)
-        kernels.to_bytes(total, np.bincount(row, minlength=rows) * ((t1 - t0) / width), coverage)
+        kernels.to_bytes(total, shared * ((t1 - t0) / width), coverage)
         return coverage, spans, [(index, np.sort(group.place[found[: min(spans, LISTED_SPANS)]]))]
 
     def _group_of(self, request: Request) -> tuple[int, int, int]:
@@ -477,7 +478,8 @@ class Detail:
 
         def add(index: int, values: np.ndarray, **about: Any) -> None:
             series.append({"rank": None, **about, "trace": index, "step": not about["derived"]})
-            packed.append(deflate(np.broadcast_to(values, (3, width)).astype("<f4")))
+            with np.errstate(over="ignore"):  # what is too large for the page is infinite there, and not drawn
+                packed.append(deflate(np.broadcast_to(values, (3, width)).astype("<f4")))
 
         for index, run in enumerate(self.runs):
             if run.count:
@@ -525,14 +527,21 @@ class Detail:
 
 
 class _Series:
-    """Samples of one recorded counter, times in ns from the base; each holds until the next, the last for no time."""
+    """Samples of one recorded counter, times in ns from the base; each holds until the next, the last for no time.
+
+    A sample that is no finite number ends the one before and says nothing itself.
+    """
 
     def __init__(self, name: str, unit: str, rank: int, times: np.ndarray, samples: np.ndarray) -> None:
         self.name, self.unit, self.rank = name, unit, rank
         order = np.argsort(times, kind="stable")
-        self._times, self._samples = times[order], samples[order]
-        held = self._samples[:-1] * np.diff(self._times)
-        self._integral = np.concatenate(([0.0], np.cumsum(held)))
+        known = np.isfinite(samples[order])
+        self._times, self._samples = times[order], np.where(known, samples[order], np.nan)
+        self._latest = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+        time = np.where(known[:-1], np.diff(self._times), 0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            held = np.where(known[:-1], self._samples[:-1] * time, 0)
+            self._integral, self._known = (np.concatenate(([0.0], np.cumsum(one))) for one in (held, time))
 
     def values(self, t0: float, t1: float, width: int) -> np.ndarray:
         """float64 [3][width]: min, mean over the time and max of what holds in each pixel; NaN where nothing does."""
@@ -553,10 +562,15 @@ class _Series:
         values[2, some] = np.fmax.reduceat(padded, bounds)[::2]
         begins = np.maximum(edges[:-1], self._times[0])[some]
         ends = np.minimum(edges[1:], self._times[-1])[some]
-        integral = np.interp(ends, self._times, self._integral) - np.interp(begins, self._times, self._integral)
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean = integral / (ends - begins)
-        values[1, some] = np.where(ends > begins, mean, padded[last[some] - 1])
+            integral, known = (
+                np.interp(ends, self._times, sums) - np.interp(begins, self._times, sums)
+                for sums in (self._integral, self._known)
+            )
+            mean = integral / known
+        latest = self._latest[last[some] - 1]
+        lone = np.where(latest >= first[some], self._samples[latest], np.nan)
+        values[1, some] = np.where(known > 0, mean, lone)
         return values
 
 

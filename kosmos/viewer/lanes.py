@@ -30,9 +30,13 @@ LONGEST_NS = 2**53
 
 
 class Group(NamedTuple):
-    """The items of one (rank, role) as if each were a lane: `place` is that of their spans, `first` theirs in it."""
+    """The items of one (rank, role) as if each were a lane: `place` is that of their spans, `first` theirs in it.
+
+    `items` is how many there are, `item` int32 which of them have spans.
+    """
 
     items: int
+    item: np.ndarray
     first: np.ndarray
     place: np.ndarray
     claim: np.ndarray
@@ -49,7 +53,7 @@ class Lanes:
     `queued` int32: the row in the queue of a place's item, -1 for none, None for a trace without a queue. `base` and
     `length`, ns: where the time that is shown begins, and how long it is.
 
-    Raises KosmosTraceError for a trace of 2**53 ns or more.
+    Raises KosmosTraceError for a trace of 2**53 ns or more, and for ranges or counters so far from its spans.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -89,6 +93,14 @@ class Lanes:
         base = 0 if 0 <= low <= high - low else low
         if high - base >= LONGEST_NS:
             raise KosmosTraceError(f"a trace from {low} to {high} ns is too long to be shown: 2**53 ns (104 days) are")
+        for name, times in (("ranges", self.range_times), ("counters", [self.counter_times])):
+            far = [int(time) for one in times if len(one) for time in (one.min(), one.max())]
+            far = [time for time in far if abs(time - base) >= LONGEST_NS]
+            if far:
+                raise KosmosTraceError(
+                    f"{name} at {far[0]} ns are too far from the run, which begins at {base} ns, to be shown with it: "
+                    "2**53 ns (104 days) are; perhaps they are of another clock"
+                )
         return base, max(high - base, 1)
 
     @property
@@ -199,8 +211,9 @@ class Lanes:
         of_role = (self.role[begin:end] == role) & (self.item[begin:end] >= 0) & (self.item[begin:end] < items)
         place = np.flatnonzero(of_role) + begin
         place = place[np.argsort(self.item[place], kind="stable")]
-        first = np.searchsorted(self.item[place], np.arange(items + 1))
-        return Group(items, first, place, self.claim[place], self.start[place], self.end[place], self.role[place])
+        item, first = np.unique(self.item[place], return_index=True)
+        first = np.append(first, len(place))
+        return Group(items, item, first, place, self.claim[place], self.start[place], self.end[place], self.role[place])
 
     def meeting(self, t0: int, t1: int, lanes: np.ndarray | None = None) -> np.ndarray:
         """The places, ascending, of the spans of these lanes that meet t0 to t1, in ns from the base."""

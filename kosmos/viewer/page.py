@@ -126,14 +126,17 @@ def _packed(run: Lanes) -> dict[str, Any]:
 
 
 def _column(values: np.ndarray, less: np.ndarray | int = 0, *, delta: bool = False, plus: str | None = None) -> Any:
-    """`values - less` for the page: `delta` makes differences to the row before, `plus` names a column to add there."""
+    """`values - less` for the page: `delta` makes differences to the row before, `plus` names a column to add there.
+
+    Times are exact, as `Lanes` allows none so far apart that they are not; cycles of 2**53 or more are rounded.
+    """
     if values.dtype.kind != "f":
         values = values.astype(np.int64) - less
         if delta:
             values = np.diff(values, prepend=0)
         least, most = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         kinds = (("uint8", 0, 2**8), ("int8", -(2**7), 2**7), ("int32", -(2**31), 2**31), ("float64", -(2**53), 2**53))
-        kind = next(name for name, low, high in kinds if low <= least and most < high)
+        kind = next((name for name, low, high in kinds if low <= least and most < high), "float64")
     else:
         kind = "float64"
     packer = zlib.compressobj(4, wbits=-15)  # 6 takes four times as long for a twentieth less

@@ -1,6 +1,8 @@
 """A small picture of the whole run, for whatever shows notebooks without their widgets."""
 
 import io
+import warnings
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 STEPS = 6
 """Shades of a colour: noise of finer ones is most of what a file would hold."""
+
+LONGEST_TITLE = 110  # letters
 
 
 def snapshot(detail: Detail, coverage: np.ndarray) -> tuple[bytes, tuple[int, int]]:
@@ -35,7 +39,7 @@ def snapshot(detail: Detail, coverage: np.ndarray) -> tuple[bytes, tuple[int, in
     black, grey = "#000000", "#808080"
     figure = Figure(figsize=(9, 3.2), dpi=100, facecolor="white", layout="constrained")
     axes = figure.add_subplot(facecolor="white")
-    extent = (0, detail.length / 1000, detail.lanes, 0)
+    extent = (0, detail.length / 1000, max(detail.lanes, 1), 0)
     axes.imshow(image.clip(0, 1), aspect="auto", extent=extent, interpolation="nearest")
     borders = [
         (detail.first_lane[index] + rank * run.workgroups, f"rank {rank}")
@@ -47,7 +51,8 @@ def snapshot(detail: Detail, coverage: np.ndarray) -> tuple[bytes, tuple[int, in
     axes.set_yticks([lane for lane, _ in some], [name for _, name in some], va="top")
     axes.tick_params(length=0, colors=black, labelsize="small")
     axes.set_xlabel("time (µs)", color=black)
-    axes.set_title("  |  ".join(detail.titles), loc="left", fontsize="medium", color=black)
+    title = shorten("  |  ".join(detail.titles), LONGEST_TITLE, placeholder=" …")
+    axes.set_title(title, loc="left", fontsize="medium", color=black, parse_math=False)
     for spine in axes.spines.values():
         spine.set_color(grey)
     figure.legend(
@@ -61,7 +66,9 @@ def snapshot(detail: Detail, coverage: np.ndarray) -> tuple[bytes, tuple[int, in
         fontsize="small",
     )
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box in a title is no matter
+        canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba())
     png = io.BytesIO()
     _with_palette(pixels).save(png, "PNG", optimize=True)

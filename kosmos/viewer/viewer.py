@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import anywidget
@@ -90,16 +91,11 @@ class Viewer(anywidget.AnyWidget):
 
     def lane(self, rank: int, workgroup: int, trace: int = 0) -> int:
         """The lane of a workgroup, for `selection`."""
-
-        def checked(name: str, value: int, count: int) -> int:
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < count:
-                raise KosmosArgumentError(f"{name}={value!r} must be a whole number from 0 to {count - 1}")
-            return int(value)
-
-        trace = checked("trace", trace, len(self._detail.runs))
+        _refuse_outside("trace", trace, len(self._detail.runs))
         run = self._detail.runs[trace]
-        first = self._detail.first_lane[trace] + checked("rank", rank, run.ranks) * run.workgroups
-        return first + checked("workgroup", workgroup, run.workgroups)
+        _refuse_outside("rank", rank, run.ranks)
+        _refuse_outside("workgroup", workgroup, run.workgroups)
+        return self._detail.first_lane[trace] + rank * run.workgroups + workgroup
 
     def select(self, t0: int, t1: int, lanes: Iterable[int] | None = None) -> None:
         """Select t0 to t1 (ns) of these lanes, or of all, and show it."""
@@ -260,6 +256,11 @@ class _Desk:
 def _find_problems(detail: Detail, meta: dict[str, Any]) -> None:
     for about, run in zip(meta["traces"], detail.runs):
         about["problems"] = run.trace.problems()
+
+
+def _refuse_outside(name: str, value: Any, count: int) -> None:
+    if not isinstance(value, Integral) or not 0 <= int(value) < count:
+        raise KosmosArgumentError(f"{name}={value!r} must be a whole number from 0 to {count - 1}")
 
 
 def _checked_window(name: str, value: Any, more: set[str]) -> dict[str, int]:

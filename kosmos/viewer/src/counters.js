@@ -53,17 +53,25 @@ export function charts(meta, [{ series }, buffers]) {
   return [...found.values()].sort((a, b) => rank(a) - rank(b));
 }
 
+/** As much of a text as is no wider than `width`. */
+function shortened(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let length = Math.min(text.length, 60);
+  while (length > 0 && context.measureText(`${text.slice(0, length)}…`).width > width) length--;
+  return length > 0 ? `${text.slice(0, length)}…` : "";
+}
+
 /** Draws one chart into [y, y + h) of a canvas in css pixels; `map` puts the answer's window on the screen. */
 export function drawChart(context, theme, chart, { x, width, y, h, map, cursor }) {
   let low = Infinity;
   let high = -Infinity;
   for (const line of chart.lines) {
-    for (const value of line.low) if (value < low) low = value;
-    for (const value of line.high) if (value > high) high = value;
+    for (const value of line.low) if (value < low && Number.isFinite(value)) low = value;
+    for (const value of line.high) if (value > high && Number.isFinite(value)) high = value;
   }
   const zero = chart.unit === "workgroups" || chart.unit === "W" || chart.unit === "%";
   if (zero) low = Math.min(0, low);
-  if (!Number.isFinite(low)) [low, high] = [0, 1];
+  if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [0, 1];
   // what hardly changes is drawn flat, not blown up
   const least = chart.unit === "MHz" ? 0.02 * Math.abs(high) : 0;
   if (high - low <= least) [low, high] = [low - least / 2, high + least / 2];
@@ -93,9 +101,14 @@ export function drawChart(context, theme, chart, { x, width, y, h, map, cursor }
   }
   context.textAlign = "left";
   context.fillStyle = theme.ink;
-  context.fillText(chart.title, 10, y + 9);
+  const title = shortened(context, chart.title, x - 44);
+  context.fillText(title, 10, y + 9);
   context.fillStyle = theme.soft;
-  if (chart.under !== chart.title) context.fillText(chart.under, 10, y + 21, x - 40);
+  if (chart.under !== chart.title) {
+    // below the title, or where many charts leave no room for a second line, behind it
+    const behind = h < 27 ? context.measureText(`${title} `).width : 0;
+    context.fillText(shortened(context, chart.under, x - 44 - behind), 10 + behind, y + (behind ? 9 : 21));
+  }
 
   context.beginPath();
   context.rect(x, y, width, h);
@@ -107,7 +120,7 @@ export function drawChart(context, theme, chart, { x, width, y, h, map, cursor }
     context.globalAlpha = 0.22;
     // between the least and the greatest of each pixel
     for (let i = 0; i < n; i++) {
-      if (line.high[i] - line.low[i] > 0) {
+      if (line.high[i] - line.low[i] > 0 && Number.isFinite(line.high[i] - line.low[i])) {
         const top = scale(line.high[i]);
         context.fillRect(from + i * step, top, Math.max(step, 0.5), scale(line.low[i]) - top);
       }

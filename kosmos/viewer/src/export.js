@@ -97,8 +97,11 @@ function groupNames(view) {
   return names.filter(([, y]) => y > 0 && y < view.height);
 }
 
+// XML has no word for most control characters
 const escaped = (text) =>
-  String(text).replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
+  String(text)
+    .replace(/[\0-\x08\v\f\x0e-\x1f]/g, "�")
+    .replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
 
 export function svgOf(view) {
   const { theme, layout, ratio } = view;
@@ -219,10 +222,12 @@ export function svgOf(view) {
     let low = chart.unit === "workgroups" ? 0 : Infinity;
     for (const line of chart.lines) {
       for (const value of line.mean) {
-        if (value > high) high = value;
-        if (value < low) low = value;
+        if (!Number.isFinite(value)) continue;
+        high = Math.max(high, value);
+        low = Math.min(low, value);
       }
     }
+    if (!Number.isFinite(low)) low = 0;
     if (!(high > low)) high = low + 1;
     text(10, y + 13, chart.title, ink);
     if (chart.under !== chart.title) text(10, y + 26, chart.under, `${soft} font-size="10"`);

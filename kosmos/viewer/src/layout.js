@@ -60,18 +60,25 @@ export class Layout {
   arrange(height, ratio) {
     const compared = this.meta.traces.length > 1;
     let fixed = this.pins.length * PIN + (this.pins.length ? GAP : 0);
-    let shared = 0;
-    let most = 1;
+    const counts = []; // lanes of each rank
     this.groups.forEach((group, g) => {
       if (compared && (!g || this.groups[g - 1].trace !== group.trace)) fixed += HEAD;
       fixed += GAP;
       if (group.folded) {
         fixed += FOLD;
       } else {
-        shared += group.lanes.length;
-        most = Math.max(most, group.lanes.length);
+        counts.push(group.lanes.length);
       }
     });
+    // a rank of few lanes is as high as its name all the same, the others share the rest
+    counts.sort((a, b) => a - b);
+    const most = counts.at(-1) || 1;
+    let shared = counts.reduce((sum, n) => sum + n, 0);
+    for (const n of counts) {
+      if ((n * (height - fixed)) / Math.max(1, shared) >= LEAST_BLOCK) break;
+      shared -= n;
+      if (n) fixed += LEAST_BLOCK;
+    }
     this.fit = Math.min(MOST_LANE, Math.max((height - fixed) / Math.max(1, shared), LEAST_BLOCK / most));
     const lane = Math.max(this.fit, Math.min(MOST_LANE, this.laneHeight ?? 0));
     if (this.laneHeight !== null && this.laneHeight <= this.fit) this.laneHeight = null;
@@ -92,8 +99,9 @@ export class Layout {
         this.blocks.push({ kind: "head", y, h: HEAD, trace: group.trace, lanes: [] });
         y += HEAD;
       }
-      const h = group.folded ? FOLD : group.lanes.length * lane;
-      this.blocks.push({ kind: group.folded ? "fold" : "group", y, h, g, lanes: group.lanes });
+      const n = group.lanes.length;
+      const h = group.folded ? FOLD : n && Math.max(n * lane, LEAST_BLOCK);
+      this.blocks.push({ kind: group.folded ? "fold" : "group", y, h, g, lanes: group.lanes, lane: h / n });
       y += h + GAP;
     });
     this.content = y - GAP;
@@ -104,7 +112,7 @@ export class Layout {
   }
 
   makeRows() {
-    const { ratio, lane } = this;
+    const { ratio } = this;
     const top = Math.round(this.pinned * ratio);
     const bottom = Math.round(this.height * ratio);
     this.rows = []; // {y0, y1} in device pixels, from the top
@@ -118,7 +126,8 @@ export class Layout {
       if (block.kind === "pin" || block.kind === "fold") {
         for (const one of block.lanes) this.rowOf[one] = this.rows.length;
         this.rows.push({ y0, y1, block, lane: block.kind === "pin" ? block.lanes[0] : -1, first: block.lanes[0] });
-      } else if (lane * ratio >= 1) {
+      } else if (block.lane * ratio >= 1) {
+        const { lane } = block;
         const from = Math.max(0, Math.floor((least - y0) / (lane * ratio)));
         for (let i = from; i < block.lanes.length; i++) {
           const a = Math.round((block.y + i * lane) * ratio);
@@ -160,7 +169,7 @@ export class Layout {
     const block = this.blocks.find((one) => one.g === this.groupOf[lane]);
     if (!block) return { y: 0, h: 0, drawn: false };
     if (block.kind === "fold") return { y: block.y, h: block.h, drawn: false };
-    return { y: block.y + this.placeOf[lane] * this.lane, h: this.lane, drawn: true };
+    return { y: block.y + this.placeOf[lane] * block.lane, h: block.lane, drawn: true };
   }
 
   /** Every lane between two heights, from top to bottom; null if those are all. */
@@ -170,8 +179,8 @@ export class Layout {
       const a = Math.max(y0, block.kind === "pin" ? 0 : this.pinned);
       if (block.y + block.h <= a || block.y >= y1 || !block.lanes.length) continue;
       if (block.kind === "group") {
-        const first = Math.max(0, Math.floor((a - block.y) / this.lane));
-        const last = Math.min(block.lanes.length - 1, Math.ceil((y1 - block.y) / this.lane) - 1);
+        const first = Math.max(0, Math.floor((a - block.y) / block.lane));
+        const last = Math.min(block.lanes.length - 1, Math.ceil((y1 - block.y) / block.lane) - 1);
         for (let i = first; i <= last; i++) lanes.push(block.lanes[i]);
       } else {
         lanes.push(...block.lanes);
@@ -195,11 +204,12 @@ export class Layout {
   zoom(height, y) {
     const found = this.at(y);
     this.laneHeight = Math.max(this.fit, Math.min(MOST_LANE, height));
-    const before = found && found.lane >= 0 ? this.place(found.lane).y : null;
-    const part = before === null ? 0 : (y - before) / Math.max(1e-9, this.lane);
+    const before = found && found.lane >= 0 ? this.place(found.lane) : null;
+    const part = before === null ? 0 : (y - before.y) / Math.max(1e-9, before.h);
     this.arrange(this.height, this.ratio);
     if (before !== null) {
-      this.scroll += this.place(found.lane).y + part * this.lane - y;
+      const now = this.place(found.lane);
+      this.scroll += now.y + part * now.h - y;
       this.arrange(this.height, this.ratio);
     }
   }

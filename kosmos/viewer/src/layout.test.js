@@ -117,3 +117,18 @@ test("regions name the lanes between two heights", () => {
   layout.arrange(100, 1);
   assert.ok(layout.place(19).y >= 0 && layout.place(19).y < 100);
 });
+
+test("ranks of few lanes beside ranks of many are as high as their names", () => {
+  const layout = new Layout(meta([4, 33], [8, 256], [2, 16]));
+  for (const height of [270, 600]) {
+    layout.arrange(height, 1);
+    for (const block of layout.blocks) if (block.kind === "group") assert.ok(block.h >= 18, `${block.h}`);
+    for (let lane = 0; lane < layout.lanes; lane++) {
+      const { y, h } = layout.place(lane);
+      const block = layout.blocks.find((one) => one.g === layout.groupOf[lane]);
+      assert.ok(y >= block.y - 1e-6 && y + h <= block.y + block.h + 1e-6);
+      if (y >= 0 && y + h <= height) assert.equal(layout.at(y + h / 2).lane, lane);
+    }
+  }
+  assert.ok(layout.content <= 600 + 1e-6, "all of them fit where there is room");
+});

@@ -138,7 +138,8 @@ export class PageSource {
     const total = spans.items(group.rank, group.role);
     const cover = kinds.map(() => new Float32Array(rows * (width + 1)));
     const shared = new Float64Array(rows);
-    for (let item = 0; item < total; item++) shared[Math.floor((item * rows) / total)]++;
+    const before = (row) => Math.ceil((row * total) / rows); // how many items earlier rows have
+    for (let row = 0; row < rows; row++) shared[row] = before(row + 1) - before(row);
     const scale = width / (t1 - t0);
     const found = [];
     let visible = 0;
@@ -453,7 +454,7 @@ export function words(text) {
   for (let i = 0; i < tokens.length; i++) {
     const token = tokens[i];
     if (keys[token]) {
-      const numbers = (tokens[++i] ?? "").split(",").map(Number);
+      const numbers = (tokens[++i] ?? "").split(",").map((text) => (/^-?\d{1,15}$/.test(text) ? Number(text) : NaN));
       const wanted = token === "tile" ? 2 : 1;
       if (numbers.length !== wanted || !numbers.every(Number.isInteger) || tokens[i] === undefined) return null;
       terms.push([keys[token], ...numbers]);
@@ -788,6 +789,7 @@ class Spans {
       const held = new Float64Array(width);
       const share = new Float64Array(width);
       mine.forEach((i, n) => {
+        if (!Number.isFinite(value[i])) return; // it ends the one before and says nothing itself
         // a value holds until the next sample; the last one has no length
         const until = n + 1 < mine.length ? time[mine[n + 1]] : time[i];
         const x0 = (Math.max(time[i], t0) - t0) * scale;

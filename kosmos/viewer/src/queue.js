@@ -68,6 +68,7 @@ export function drawQueues(view) {
   if (!queues.length) {
     over.fillStyle = theme.soft;
     over.font = `12px ${theme.font}`;
+    over.textAlign = "left";
     over.fillText("This rank has no queue.", GUTTER + 12, 24);
   }
   over.save();
