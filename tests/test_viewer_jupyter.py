@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.speed]
 
 GUTTER = 128  # pixels to the left of the lanes, as in the style sheet
 PATIENCE = 3
-"""Times are printed beside their targets and asserted at so many times them: a machine that others use is slow, only what
-is broken is slower than that. Sizes do not depend on the machine and are asserted as they are."""
+"""Times are printed beside their targets and asserted at so many times them: a machine that others use is slow, only
+what is broken is slower than that. Sizes do not depend on the machine and are asserted as they are."""
 
 SHARP = "canvas.base[data-sharp=true]"
 
