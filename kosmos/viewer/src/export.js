@@ -229,8 +229,8 @@ export function svgOf(view) {
     }
     if (!Number.isFinite(low)) low = 0;
     if (!(high > low)) high = low + 1;
-    const small = h < 28; // no room for a second line
-    text(10, y + 13, small && chart.under !== chart.title ? `${chart.title} ${chart.under}` : chart.title, ink);
+    const small = h < 25; // no room for a second line
+    text(10, y + 13, small && chart.under !== chart.title ? `${chart.title} ${chart.under}` : chart.title, small ? `${ink} font-size="10"` : ink);
     if (!small && chart.under !== chart.title) text(10, y + 26, chart.under, `${soft} font-size="10"`);
     text(
       GUTTER - 5,
