@@ -229,20 +229,23 @@ export function svgOf(view) {
     }
     if (!Number.isFinite(low)) low = 0;
     if (!(high > low)) high = low + 1;
-    text(10, y + 13, chart.title, ink);
-    if (chart.under !== chart.title) text(10, y + 26, chart.under, `${soft} font-size="10"`);
+    const small = h < 25; // no room for a second line
+    text(10, y + 13, small && chart.under !== chart.title ? `${chart.title} ${chart.under}` : chart.title, small ? `${ink} font-size="10"` : ink);
+    if (!small && chart.under !== chart.title) text(10, y + 26, chart.under, `${soft} font-size="10"`);
     text(
       GUTTER - 5,
       y + 11,
       high.toLocaleString("en-US", { maximumFractionDigits: 1 }),
       `${soft} font-size="10" text-anchor="end"`,
     );
-    text(
-      GUTTER - 5,
-      y + h - 3,
-      low.toLocaleString("en-US", { maximumFractionDigits: 1 }),
-      `${soft} font-size="10" text-anchor="end"`,
-    );
+    if (h >= 22) {
+      text(
+        GUTTER - 5,
+        y + h - 3,
+        low.toLocaleString("en-US", { maximumFractionDigits: 1 }),
+        `${soft} font-size="10" text-anchor="end"`,
+      );
+    }
     for (const line of chart.lines) {
       const size = line.mean.length;
       const step = (view.counters.t1 - view.counters.t0) / size;
