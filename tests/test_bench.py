@@ -378,6 +378,21 @@ def spoiled(content, *path, value):
     return json.dumps(content)
 
 
+def test_an_import_that_breaks_off_does_not_make_a_file_damaged(measured, tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    measured.save(file)
+
+    class Broken:
+        def find_spec(self, name, *_):
+            if name == "kosmos.benchmark.table":
+                raise AttributeError("half imported")
+
+    monkeypatch.delitem(sys.modules, "kosmos.benchmark.table")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(AttributeError, match="half imported"):
+        benchmark.load(file)
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
