@@ -203,7 +203,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _without_folder(word: str) -> str:
-    """A word of a command line; of a path, also one right behind its option (-oPATH, --output=PATH), the file's name."""
+    """A word of a command line; of a path, also one behind its option (-oPATH, --output=PATH), the file's name."""
     return re.sub(r"^(-o|--[a-z-]+=)?.*/", r"\1", word)
 
 

@@ -76,7 +76,8 @@ def fit(machine: Machine, traces: Iterable[Trace]) -> Fit:
 
     Traces of several ranks are taken as those of virtual ranks that share the GPU. What the traces say nothing about
     keeps its value, with a wide spread. Raises KosmosArgumentError for a machine that is a part of a GPU and
-    for what are no traces, KosmosTraceError for a trace that was not recorded on a GPU or says too little about its run.
+    for what are no traces, and KosmosTraceError for a trace that was not recorded on a GPU or says too little about its
+    run.
     """
     from scipy.optimize import least_squares
 
