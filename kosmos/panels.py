@@ -6,6 +6,7 @@ browser it is the same thing called from Python: `panel.run(policy="fixed:4").su
 
 import html
 import io
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ ORDERS = {"all_gather_matmul": all_gather_matmul.ORDERS, "matmul_reduce_scatter"
 """The orders of each op by name; the first is the default."""
 
 PLACES = ("gpu", "emulator", "simulator")
+
+DTYPES = ("bf16", "fp16", "fp32", "fp8")
+"""fp32 is for worlds, fp8 for the simulator."""
 
 SIZES = {"emulator": (1024, 512, 256), "gpu": (8192, 8192, 2048), "simulator": (8192, 8192, 2048)}
 """m, n and k where none are given: a second's work in the emulator, some milliseconds' on a GPU."""
@@ -63,6 +67,10 @@ class Setting:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise KosmosShapeError(f"{name}={value!r} must be a whole number, 1 or more")
+        if self.dtype not in DTYPES:
+            raise KosmosArgumentError(f"dtype={self.dtype!r} is unknown; allowed are {', '.join(DTYPES)}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise KosmosArgumentError(f"seed={self.seed!r} must be a whole number, 0 or more")
         if self.m % self.ranks:
             raise KosmosShapeError(f"m={self.m} must divide by ranks={self.ranks}")
         if self.machine is not None:
@@ -79,7 +87,8 @@ def panel(world: "World | None" = None, *, run: Runner | None = None, **setting:
     "emulator" or "simulator"; None is a GPU if there is one, else the emulator, else (without torch or Triton) the
     simulator. run: a function from a Setting to a Trace that is used instead. The other arguments are where the
     controls start, fields of a Setting: op, m, n, k, ranks, workgroups, policy (text, a Policy, or for the simulator a
-    function), order (a name or a function), link_gbps, machine, dtype ("bf16", "fp16", "fp32"), seed.
+    function), order (a name or a function), link_gbps, machine, dtype ("bf16", "fp16", in a world "fp32", in the
+    simulator "fp8"), seed.
 
     Raises KosmosArgumentError or KosmosShapeError for values that are not allowed.
     """
@@ -91,10 +100,16 @@ class Panel:
 
     def __init__(self, world: "World | None", run: Runner | None, setting: Mapping[str, Any]) -> None:
         _refuse_unknown(setting)
+        if world is not None and not _is_world(world):
+            raise KosmosArgumentError(f"world={world!r} must be a kosmos.World, or None")
+        if run is not None and not callable(run):
+            raise KosmosArgumentError(f"run={run!r} must be a function from a Setting to a Trace, or None")
         self.world = world
         self._run = run or Executor(world).run
-        place = self._of_world().get("place") or setting.get("place") or ("simulator" if run else _place())
-        m, n, k = SIZES.get(place, SIZES["simulator"])
+        place = self._of_world().get("place", setting.get("place"))
+        if place is None:
+            place = "simulator" if run else _place()
+        m, n, k = SIZES[place] if place in PLACES else SIZES["simulator"]
         start: dict[str, Any] = {"op": "matmul_reduce_scatter", "m": m, "n": n, "k": k, "ranks": 4, "dtype": "bf16"}
         start |= dict.fromkeys(("workgroups", "policy", "order", "link_gbps", "machine")) | {"seed": 0}
         self._refuse_of_world(setting)
@@ -130,6 +145,8 @@ class Panel:
         self._refuse_of_world(changes)
         setting = replace(self.setting, **_parsed(changes))
         trace = self._run(setting)
+        if not isinstance(trace, Trace):
+            raise KosmosArgumentError(f"run must return a kosmos.Trace, not {trace!r:.80}")
         self.setting = setting
         self._settings.append(setting)
         self.traces.append(trace)
@@ -184,6 +201,12 @@ def _place() -> str:
     except ImportError:
         return "simulator"
     return "emulator"
+
+
+def _is_world(world: Any) -> bool:
+    # whoever has one has imported its module, which needs torch
+    module = sys.modules.get("kosmos.world")
+    return module is not None and isinstance(world, module.World)
 
 
 def _refuse_unknown(setting: Mapping[str, Any]) -> None:

@@ -155,6 +155,14 @@ def test_every_variant_is_measured(measured):
     assert measured.well and measured.header["ended"] and measured.header["command"]
 
 
+def test_the_command_in_the_header_names_files_without_their_folders(monkeypatch):
+    said = "bench quick -o /a/home/x.json -o../y.json --output=/a/z.json --figure sub/f.png --policy one_way:8 fixed:4"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/kosmos", *said.split()])
+    assert measure.provenance()["command"] == (
+        "kosmos bench quick -o x.json -oy.json --output=z.json --figure f.png --policy one_way:8 fixed:4"
+    )
+
+
 def test_what_lasts_is_what_was_asked_for_and_the_ends_of_the_sweep(measured):
     for one in measured.cases:
         lasting = [run.name for run in one.runs if run.sustained_ms]
@@ -368,6 +376,21 @@ def spoiled(content, *path, value):
         at = at[step]
     at[path[-1]] = value
     return json.dumps(content)
+
+
+def test_an_import_that_breaks_off_does_not_make_a_file_damaged(measured, tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    measured.save(file)
+
+    class Broken:
+        def find_spec(self, name, *_):
+            if name == "kosmos.benchmark.table":
+                raise AttributeError("half imported")
+
+    monkeypatch.delitem(sys.modules, "kosmos.benchmark.table")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(AttributeError, match="half imported"):
+        benchmark.load(file)
 
 
 @pytest.mark.parametrize(

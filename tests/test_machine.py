@@ -223,6 +223,9 @@ def test_a_fit_to_half_of_the_shipped_traces_predicts_the_others(shipped):
 def test_what_cannot_be_fitted_gets_a_sentence(shipped):
     with pytest.raises(KosmosArgumentError, match="there are no traces to fit to"):
         machines["H200"].fit([])
+    for nonsense in (shipped[0], 5, None, [shipped[0], "a.parquet"], "ab"):
+        with pytest.raises(KosmosArgumentError, match=r"traces=.* must be several kosmos.Trace, in a list"):
+            machines["H200"].fit(nonsense)
     with pytest.raises(KosmosArgumentError, match="H200/4 is a part of a GPU; fit the whole one"):
         machines["H200/4"].fit(shipped[:1])
     model = kosmos.simulate("matmul_reduce_scatter", m=512, n=512, k=512, ranks=2, machine="laptop")

@@ -80,6 +80,11 @@ def test_no_run_is_a_table_too(made):
         ({"policy": "wild"}, KosmosArgumentError, "policy='wild' is unknown; allowed are"),
         ({"place": "moon"}, KosmosArgumentError, "place='moon' is unknown; allowed are gpu, emulator, simulator"),
         ({"machine": "PDP-11"}, KosmosArgumentError, "machine='PDP-11' is unknown"),
+        ({"place": []}, KosmosArgumentError, "place=[] is unknown; allowed are gpu, emulator, simulator"),
+        ({"dtype": "int8"}, KosmosArgumentError, "dtype='int8' is unknown; allowed are bf16, fp16, fp32"),
+        ({"dtype": []}, KosmosArgumentError, "dtype=[] is unknown; allowed are bf16, fp16, fp32"),
+        ({"seed": -1}, KosmosArgumentError, "seed=-1 must be a whole number, 0 or more"),
+        ({"seed": "a"}, KosmosArgumentError, "seed='a' must be a whole number, 0 or more"),
         ({"colour": "red"}, KosmosArgumentError, "panel: 'colour' is no setting; settings are op, m, n, k"),
     ],
 )
@@ -91,6 +96,17 @@ def test_what_is_not_allowed_is_one_sentence_and_changes_nothing(made, changes, 
     with pytest.raises(error, match=f"^{re.escape(sentence)}"):
         kosmos.panel(run=scheduler, **{"m": 8, "n": 9, "k": 10, "ranks": 2} | changes)
     assert panel.setting == before and not panel.traces and not scheduler.asked
+
+
+def test_a_run_and_a_world_must_be_such():
+    with pytest.raises(KosmosArgumentError, match="^run=5 must be a function from a Setting to a Trace, or None"):
+        kosmos.panel(run=5)
+    with pytest.raises(KosmosArgumentError, match="^world=5 must be a kosmos.World, or None"):
+        kosmos.panel(5)
+    panel = kosmos.panel(run=lambda setting: "done", m=8)
+    with pytest.raises(KosmosArgumentError, match="^run must return a kosmos.Trace, not 'done'"):
+        panel.run()
+    assert not panel.traces and not panel.table.num_rows
 
 
 # on a world

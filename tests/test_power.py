@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from powered import Sensor, samples_of
 
 import kosmos
 from kosmos import power
+from kosmos.benchmark import sustained
 from kosmos.errors import KosmosArgumentError
 from kosmos.power import Samples, clocks, sampler, sensors
 from kosmos.power.timebase import Moment, Timebase
@@ -232,6 +234,27 @@ def test_find_takes_what_there_is(monkeypatch, nvidia, expected):
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of() if nvidia else None)
     monkeypatch.setitem(sys.modules, "amdsmi", amdsmi_of())
     assert power.find().name.endswith(expected)
+
+
+@pytest.mark.parametrize("device", ["moon", "cuda:x", "cuda:", "", 5.5, True, -1, "cuda:-1", [], "xpu:0"])
+def test_what_is_no_device_is_refused(device, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_of())
+    sentence = f"^device={re.escape(repr(device))} is unknown; allowed are 'cuda\\[:N\\]' and the index of a GPU$"
+    with pytest.raises(KosmosArgumentError, match=sentence):
+        power.find(device)
+    pytest.importorskip("torch")
+    for gpus in (False, True):
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpus=gpus: gpus)
+        with pytest.raises(KosmosArgumentError, match=sentence):
+            sustained.sweep(device=device)
+
+
+def test_devices_are_told_by_index_by_text_and_as_torchs():
+    torch = pytest.importorskip("torch")
+    asked = [None, "cuda", torch.device("cuda"), 2, "cuda:2", torch.device("cuda:2")]
+    assert [sensors.gpu_index(device) for device in asked] == [None, None, None, 2, 2, 2]
+    for cpu in ("cpu", torch.device("cpu")):
+        assert power.find(cpu).name == "no sensor here: device='cpu' has none"
 
 
 # sampling

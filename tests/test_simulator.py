@@ -1,6 +1,7 @@
 """The simulator: against the emulator, against references of its own, against conservation; bounds, sweeps, errors."""
 
 import functools
+import signal
 import subprocess
 import sys
 import time
@@ -492,6 +493,36 @@ def test_the_first_run_of_a_process_takes_2_seconds():
         for _ in range(2)
     ]
     assert min(took) <= 2
+
+
+def test_ctrl_c_stops_a_run_under_way():
+    work = setup.work_of(QUEUES[RS](m=2048, n=1024, k=64, ranks=8, tile=Tile(4, 4)), LAPTOP, 16, 64, 2, Tile(4, 4))
+    engine.go_on(setup.state_of(work, setup.POLICIES["fixed"], 4, False))  # compiles, if nobody has yet
+    state = setup.state_of(work, setup.POLICIES["fixed"], 4, False)
+    engine.begin(state)
+    seconds = 0.1
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    begin = time.process_time()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engine.go_on(state)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.process_time() - begin < seconds + 1
+    assert 0 < state.run["spans"][0] < len(state.item)
+
+
+def test_how_often_python_has_a_turn_changes_nothing(monkeypatch):
+    how = dict(policy="two_way:2")
+    whole = simulate(RS, **how)
+    turns = []
+    some = engine._some
+    monkeypatch.setattr(engine, "EVENTS", 7)
+    monkeypatch.setattr(engine, "_some", lambda *all: turns.append(some(*all)) or turns[-1])
+    assert simulate(RS, **how).equals(whole)
+    assert turns[-1] == engine.DONE and turns.count(engine.GOING) == len(turns) - 1 > 100
 
 
 def test_a_run_that_compiles_says_so(capfd, monkeypatch):

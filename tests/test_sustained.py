@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -330,6 +331,21 @@ def test_damaged_files_are_refused(tmp_path, change, says):
     change(content)
     file.write_text(json.dumps(content))
     with pytest.raises(KosmosArgumentError, match=says):
+        load(file)
+
+
+def test_an_import_that_breaks_off_does_not_make_a_file_damaged(tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    sweep_of().save(file)
+
+    class Broken:
+        def find_spec(self, name, *_):
+            if name == "kosmos.benchmark.sustained.table":
+                raise AttributeError("half imported")
+
+    monkeypatch.delitem(sys.modules, "kosmos.benchmark.sustained.table")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(AttributeError, match="half imported"):
         load(file)
 
 

@@ -22,6 +22,7 @@ import itertools
 import os
 import platform
 import random
+import re
 import shlex
 import sys
 import time
@@ -186,7 +187,8 @@ def _header(timer: Timer, rounds: int, sustained_s: float, seed: int) -> dict[st
 
 
 def provenance() -> dict[str, Any]:
-    """For the header of a file: the versions, when it began, and the command of this process."""
+    """For the header of a file: the versions, when it began, and the command of this process, its files without their
+    folders, which are of nobody's interest elsewhere."""
     return {
         "versions": {
             "kosmos": kosmos.__version__,
@@ -196,8 +198,13 @@ def provenance() -> dict[str, Any]:
         },
         "started": now(),
         "ended": None,
-        "command": shlex.join(["kosmos", *sys.argv[1:]]),
+        "command": shlex.join(["kosmos", *map(_without_folder, sys.argv[1:])]),
     }
+
+
+def _without_folder(word: str) -> str:
+    """A word of a command line; of a path, also one behind its option (-oPATH, --output=PATH), the file's name."""
+    return re.sub(r"^(-o|--[a-z-]+=)?.*/", r"\1", word)
 
 
 def now() -> str:

@@ -190,11 +190,13 @@ class Results:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Results":
         """Read such a file. Raises KosmosArgumentError if it is none, or damaged, or newer than this version."""
+        from kosmos.benchmark.table import table  # an error in here is none of the file's
+
         path = os.fspath(path)
         content = content_of(path, "bench", FORMAT, "benchmark")
         try:
             results = cls(dict(content["header"]), [_measured(measured) for measured in content["cases"]])
-            str(results)  # says everything, so that it is known to be readable
+            table(results)  # says everything, so that it is known to be readable
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             raise KosmosArgumentError(f"{path}: is a damaged benchmark: its content contradicts itself") from None
         return results

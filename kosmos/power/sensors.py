@@ -7,13 +7,14 @@ Everything is read only and needs no root.
 
 import bisect
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kosmos.errors import KosmosEnvironmentError
+from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError
 
 
 @dataclass(frozen=True)
@@ -268,11 +269,13 @@ class Recorded:
 
 
 def find(device: Any = None) -> Sensor:
-    """The sensor of a GPU: of torch's `device` (an index, "cuda:1", a torch.device), by default of its current one."""
-    index = device if isinstance(device, int) else getattr(device, "index", None)
-    if isinstance(device, str):
-        _, _, number = device.partition(":")
-        index = int(number) if number.isdecimal() else None
+    """The sensor of a GPU: of torch's `device` (an index, "cuda:1", a torch.device), by default of its current one.
+
+    Raises KosmosArgumentError for what is no device.
+    """
+    if is_cpu(device):
+        return NoSensor(f"device={str(device)!r} has none")
+    index = gpu_index(device)
     nvidia = Nvidia.find(index)
     if not isinstance(nvidia, NoSensor):
         return nvidia
@@ -281,6 +284,27 @@ def find(device: Any = None) -> Sensor:
         return amd
     reasons = [sensor.name.partition(": ")[2] for sensor in (nvidia, amd)]
     return NoSensor("; ".join(reasons))
+
+
+def is_cpu(device: Any) -> bool:
+    """Whether a device is torch's "cpu"."""
+    return str(device).partition(":")[0] == "cpu"
+
+
+def gpu_index(device: Any) -> int | None:
+    """torch's index of a GPU (an index, "cuda:1", a torch.device), None for the current one. It needs no torch.
+
+    Raises KosmosArgumentError for what is none.
+    """
+    if device is None:
+        return None
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        return device
+    is_torchs = hasattr(device, "type") and hasattr(device, "index")
+    told = re.fullmatch(r"cuda(?::([0-9]+))?", str(device)) if isinstance(device, str) or is_torchs else None
+    if told is None:
+        raise KosmosArgumentError(f"device={device!r} is unknown; allowed are 'cuda[:N]' and the index of a GPU")
+    return None if told[1] is None else int(told[1])
 
 
 def _torch_property(device: int | None, name: str) -> Any:

@@ -28,12 +28,14 @@ from kosmos.machine.model import NAP_NS
 
 MOVER, BUILDER, REDUCER = 0, 1, 2
 FIXED, ONE_WAY, TWO_WAY, ASKED = 0, 1, 2, 3
-DONE, ASKING = 0, 1
+DONE, ASKING, GOING = 0, 1, 2
 BINS = 256
 SAME = 1e-10
 """Rates that differ by less, relatively, are the same: else ties would be levelled against each other for ever."""
 MOST_ROUNDS = 10_000
 """Of levelling after one change: never seen to be needed; counted in `unsettled` if it is."""
+EVENTS = 20_000
+"""After so many Python has a turn, so that Ctrl-C is heard: about a hundredth of a second."""
 TICKET, LOOK, GO, SIGNALLED, SIGNAL, HEAD, READY, SWAP, PACE, ANNOUNCE = range(10)
 
 RUN = np.dtype(
@@ -799,11 +801,19 @@ def answer(s, q):
         _take(s, w, q, s.ticket[q, rank] - 1, t)
 
 
-@compiled
 def go_on(s):
     """Runs until nothing is left that could happen (DONE), or a policy is to be asked (ASKING)."""
-    run = s.run[0]
     while True:
+        came = _some(s, EVENTS)
+        if came != GOING:
+            return came
+
+
+@compiled
+def _some(s, events):
+    """So many events, if nothing ends them before: DONE and ASKING as above, else GOING."""
+    run = s.run[0]
+    for _ in range(events):
         f = s.first[1]
         t = s.next_at[f]
         works = True
@@ -811,7 +821,9 @@ def go_on(s):
             t = s.step[0].at
             works = False
         if t == np.inf:
-            break
+            for d in range(s.device.size):
+                _tick(s, d, run.now)
+            return DONE
         while t >= run.width * (BINS - 1):
             _fold(s.served)
             _fold(s.energy)
@@ -845,6 +857,4 @@ def go_on(s):
             return ASKING
         else:
             _two_way(s, kind, w, t)
-    for d in range(s.device.size):
-        _tick(s, d, run.now)
-    return DONE
+    return GOING

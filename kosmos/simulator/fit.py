@@ -75,14 +75,18 @@ def fit(machine: Machine, traces: Iterable[Trace]) -> Fit:
     """`machine`, one whole GPU, with its free parameters fitted to traces of it.
 
     Traces of several ranks are taken as those of virtual ranks that share the GPU. What the traces say nothing about
-    keeps its value, with a wide spread. Raises KosmosArgumentError for a machine that is a part of a GPU, and
-    KosmosTraceError for a trace that was not recorded on a GPU or says too little about its run.
+    keeps its value, with a wide spread. Raises KosmosArgumentError for a machine that is a part of a GPU and
+    for what are no traces, and KosmosTraceError for a trace that was not recorded on a GPU or says too little about its
+    run.
     """
     from scipy.optimize import least_squares
 
     if machine.sharing > 1:
         raise KosmosArgumentError(f"machine {machine.name} is a part of a GPU; fit the whole one and split that")
-    means = [mean for at, trace in enumerate(traces) for mean in _means(machine, at, trace)]
+    several = None if isinstance(traces, Trace) or not isinstance(traces, Iterable) else list(traces)
+    if several is None or not all(isinstance(trace, Trace) for trace in several):
+        raise KosmosArgumentError(f"traces={traces!r:.80} must be several kosmos.Trace, in a list")
+    means = [mean for at, trace in enumerate(several) for mean in _means(machine, at, trace)]
     if not means:
         raise KosmosArgumentError("there are no traces to fit to")
     names = [name for name in PARAMETERS if machine.cap_w or name not in POWER]

@@ -145,13 +145,17 @@ def _recorded(over: str, missing: str, path: str | os.PathLike[str] | None) -> "
 
 
 def _no_gpu(device: Any) -> str:
-    """Why nothing can be measured, or nothing."""
+    """Why nothing can be measured, or nothing. Raises KosmosArgumentError for what is no device."""
+    from kosmos.power.sensors import gpu_index, is_cpu
+
+    if not is_cpu(device):
+        gpu_index(device)
     try:
         import torch
     except ImportError:
         return "no GPU here (torch is not installed)"
     if not torch.cuda.is_available():
         return "no sensor here (torch sees no GPU)"
-    if device is not None and torch.device(device).type != "cuda":
+    if is_cpu(device):
         return f"no sensor for device={str(device)!r}"
     return ""

@@ -266,11 +266,13 @@ class Results:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Results":
         """Read such a file. Raises KosmosArgumentError if it is none, or damaged, or newer than this version."""
+        from kosmos.benchmark.sustained.table import table  # an error in here is none of the file's
+
         path = os.fspath(path)
         content = content_of(path, "power", FORMAT, "sweep")
         try:
             found = cls._from_json(content)
-            str(found)  # says everything, so that it is known to be readable
+            table(found)  # says everything, so that it is known to be readable
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
             raise KosmosArgumentError(f"{path}: is a damaged sweep: its content contradicts itself") from None
         return found
