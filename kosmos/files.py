@@ -9,12 +9,21 @@ from typing import BinaryIO
 from kosmos.errors import KosmosError
 
 
+def path_text(path: str | os.PathLike[str], error: type[KosmosError]) -> str:
+    """A path as text. Raises `error` for what is none."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise error(f"path={path!r} must name a file, as text or as a pathlib.Path")
+    return text
+
+
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str], error: type[KosmosError]) -> Iterator[BinaryIO]:
     """A file to write that takes its place at `path` when the block ends well, and leaves nothing if it does not.
 
     Raises `error` with one sentence if it cannot be written.
     """
+    path = path_text(path, error)
     refuse_unwritable(path, error)
     target = os.path.realpath(path)  # a link stays, what it leads to is replaced
     # in the same folder, so that the rename is one step of one file system
@@ -36,7 +45,7 @@ def whole_file(path: str | os.PathLike[str], error: type[KosmosError]) -> Iterat
 
 def refuse_unwritable(path: str | os.PathLike[str], error: type[KosmosError]) -> None:
     """Raise `error` for a file that could not be written, before there is something to write."""
-    path = os.fspath(path)
+    path = path_text(path, error)
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         why = "it is a folder"

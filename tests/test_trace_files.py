@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import zlib
 from pathlib import Path
 
@@ -12,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from test_trace import one, scheduled
 
-from kosmos.errors import KosmosTraceError
+from kosmos import benchmark, power
+from kosmos.benchmark import results
+from kosmos.benchmark.sustained.results import Results as Sweep
+from kosmos.errors import KosmosError, KosmosTraceError
 from kosmos.trace import ROLES, Trace, schema
 from kosmos.trace.files import FORMAT
 
@@ -269,3 +273,15 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["t.parquet"]
     with pytest.raises(KosmosTraceError, match="cannot be written"):
         trace.save(tmp_path / "no" / "folder.parquet")
+
+
+@pytest.mark.parametrize("path", [None, 5, b"t.parquet", [], "", "a\0b"])
+def test_what_is_no_path_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace = scheduled(0)
+    uses = [Trace.load, Trace.from_rocpd, trace.save, trace.to_html, trace.to_perfetto, trace.to_chrome]
+    uses += [power.load, Sweep().save, benchmark.load, results.Results().save]
+    for use in uses:
+        with pytest.raises(KosmosError, match=f"^path={re.escape(repr(path))} must name a file, as text or as"):
+            use(path)
+    assert not os.listdir(tmp_path)

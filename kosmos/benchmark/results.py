@@ -45,7 +45,7 @@ import numpy as np
 
 from kosmos.benchmark.cases import Case
 from kosmos.errors import KosmosArgumentError
-from kosmos.files import whole_file
+from kosmos.files import path_text, whole_file
 from kosmos.schedule import Policy
 
 FORMAT = 1
@@ -192,7 +192,7 @@ class Results:
         """Read such a file. Raises KosmosArgumentError if it is none, or damaged, or newer than this version."""
         from kosmos.benchmark.table import table  # an error in here is none of the file's
 
-        path = os.fspath(path)
+        path = path_text(path, KosmosArgumentError)
         content = content_of(path, "bench", FORMAT, "benchmark")
         try:
             results = cls(dict(content["header"]), [_measured(measured) for measured in content["cases"]])

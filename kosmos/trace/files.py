@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kosmos.errors import KosmosTraceError
-from kosmos.files import whole_file
+from kosmos.files import path_text, whole_file
 
 FORMAT = 2
 
@@ -45,7 +45,7 @@ def load(path: Path) -> tuple[pa.Table, dict[str, pa.Table], dict[str, Any]]:
 
     Raises KosmosTraceError for a file that is missing, truncated, damaged, foreign or of a newer format.
     """
-    path = os.fspath(path)
+    path = path_text(path, KosmosTraceError)
     try:
         with open(path, "rb") as file:
             return _read(file, path)

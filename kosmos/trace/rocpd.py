@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import Any
 
 from kosmos.errors import KosmosTraceError
+from kosmos.files import path_text
 
 _MAGIC = b"SQLite format 3\0"
 _VIEWS = ("kernels", "regions_and_samples", "rocpd_kernel_dispatch", "rocpd_info_agent")
@@ -38,7 +39,7 @@ def load(path: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
 
     Raises KosmosTraceError for a file that cannot be read, is not rocpd, is cut off or damaged, or has no dispatches.
     """
-    path = os.fspath(path)
+    path = path_text(path, KosmosTraceError)
     _look_at(path)
     try:
         uri = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=ro"

@@ -34,7 +34,7 @@ from kosmos.benchmark.cases import BYTES
 from kosmos.benchmark.results import content_of
 from kosmos.benchmark.sustained.cases import OVER, SETTLE_S, Point, Sweep
 from kosmos.errors import KosmosArgumentError
-from kosmos.files import whole_file
+from kosmos.files import path_text, whole_file
 from kosmos.power.model import Fit, Observation, PowerModel, fit
 from kosmos.power.samples import Samples
 
@@ -268,7 +268,7 @@ class Results:
         """Read such a file. Raises KosmosArgumentError if it is none, or damaged, or newer than this version."""
         from kosmos.benchmark.sustained.table import table  # an error in here is none of the file's
 
-        path = os.fspath(path)
+        path = path_text(path, KosmosArgumentError)
         content = content_of(path, "power", FORMAT, "sweep")
         try:
             found = cls._from_json(content)
