@@ -33,15 +33,6 @@ def stamp(TRACE: tl.constexpr):
 
 
 @triton.jit
-def stamp_after(before, TRACE: tl.constexpr):
-    """The time, less than 4 s after an earlier stamp; only the thread that writes records knows it."""
-    if TRACE:
-        return now_after(before)
-    else:
-        return before
-
-
-@triton.jit
 def stamp_cycles(TRACE: tl.constexpr):
     """The compute unit's clock counter, if anybody is to know it."""
     if TRACE:
@@ -67,8 +58,9 @@ def record(log, count, role, item, claimed, started, cycles_before, TRACE: tl.co
     log: (slice, capacity).
     """
     trace, capacity = log
-    ended, cycles_after = stamp_after(started, TRACE), stamp_cycles(TRACE)
+    ended, cycles_after = started, stamp_cycles(TRACE)
     if TRACE:
+        ended = now_after(started)
         if count < capacity:
             row = trace + (1 + count).to(tl.int64) * WORDS
             tag = role | (unit().to(tl.int64) << UNIT_SHIFT) | (item.to(tl.int64) << ITEM_SHIFT)

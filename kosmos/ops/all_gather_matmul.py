@@ -32,7 +32,6 @@ from kosmos.lang import (
     record,
     signal,
     stamp,
-    stamp_after,
     stamp_cycles,
     store_tile,
     wait,
@@ -163,7 +162,7 @@ def _move(
     # parts start at multiples of 64 columns: said so that accesses can be 16 bytes wide
     col, cols, arrived = tl.load(item + COL) // 64 * 64, tl.load(item + COLS), tl.load(item + SIGNAL)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS, SCOPE)
-    started, clocked = stamp_after(claimed, TRACE), stamp_cycles(TRACE)
+    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     source = on_peer(x, x_peers, chunk, ALIGN) + (local * shard + row - chunk * shard).to(tl.int64) * k
     target = gathered + (local * m + row).to(tl.int64) * k
@@ -197,7 +196,7 @@ def _build(
     started = claimed
     if RANKS > 1:
         wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS, SCOPE)
-        started, clocked = stamp_after(claimed, TRACE), stamp_cycles(TRACE)
+        started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     # a rank's own rows are read where they are
     if chunk == rank:
         a, a_row = x_tiles, local * (m // RANKS) + row - rank * (m // RANKS)

@@ -53,7 +53,7 @@ def blocks_for(backend: str, itemsize: int, ranks: int, capability: int, aligned
     if backend == "emulator":
         return Blocks(Tile(64, 64), 64, Tile(64, 64), Tile(64, 64), 4, 1)
     if itemsize == 4:
-        return Blocks(Tile(64, 64), 32, Tile(16, 64), Tile(16, 64), 4, 2)
+        return Blocks(Tile(64, 64), 32, Tile(16, 128), Tile(16, 64), 4, 2)
     if backend == "hip":
         return Blocks(Tile(128, 128), 64, Tile(32, 512), Tile(16, 128), 8, 2)
     # GPUs from 12.0 on have half the shared memory of a 9.0 or 10.0

@@ -31,7 +31,6 @@ from kosmos.lang import (
     reduce_tile,
     signal,
     stamp,
-    stamp_after,
     stamp_cycles,
     store_tile,
     wait,
@@ -196,7 +195,7 @@ def _reduce(
     row, rows = tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * RN, tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS, SCOPE)
-    started, clocked = stamp_after(claimed, TRACE), stamp_cycles(TRACE)
+    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
     shard = m // RANKS
     mine = part + (local * m + row).to(tl.int64) * n
     out = y + (local * shard + row - rank * shard).to(tl.int64) * n
