@@ -209,7 +209,7 @@ def compile_variant(variant: Variant) -> Any:
     constants = {argument.name: constants[argument.name] for argument in kernel.params if argument.is_constexpr}
     types = {name: argument_type(name, variant.dtype, blocks) for name in kernel.arg_names if name not in constants}
     aligned = {"state_words", "first_rank", *(("m", "n", "k", "width") if even else ())} & {*kernel.arg_names}
-    options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages, "launch_cooperative_grid": True}
+    options = {**blocks.options, "launch_cooperative_grid": True}
     return compile_kernel(kernel, target, types, constants, aligned, options)
 
 

@@ -30,6 +30,7 @@ class Blocks(NamedTuple):
 
     copy_stages, reduce_stages: how many copy and reduction blocks are on their way at once. tma: whether tiles are read
     through tensor descriptors. flatten: whether a builder's loop over tiles and the loop over K become one.
+    registers: how many a thread may have; unsaid, CUDA's assembler keeps some for workgroups that never come, and spills.
     """
 
     tile: Tile
@@ -42,6 +43,13 @@ class Blocks(NamedTuple):
     reduce_stages: int = 1
     tma: bool = False
     flatten: bool = False
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """How Triton is to compile it."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
 def blocks_for(backend: str, itemsize: int, ranks: int, capability: int, aligned: bool) -> Blocks:
@@ -53,7 +61,8 @@ def blocks_for(backend: str, itemsize: int, ranks: int, capability: int, aligned
     if backend == "emulator":
         return Blocks(Tile(64, 64), 64, Tile(64, 64), Tile(64, 64), 4, 1)
     if itemsize == 4:
-        return Blocks(Tile(64, 64), 32, Tile(16, 128), Tile(16, 64), 4, 2)
+        registers = 255 if backend == "cuda" else None
+        return Blocks(Tile(64, 64), 32, Tile(16, 128), Tile(16, 64), 4, 2, registers=registers)
     if backend == "hip":
         return Blocks(Tile(128, 128), 64, Tile(32, 512), Tile(16, 128), 8, 2)
     # GPUs from 12.0 on have half the shared memory of a 9.0 or 10.0
@@ -237,8 +246,7 @@ def launch(plan: Plan, kernel, arguments: dict[str, Any], symmetric: tuple[torch
             with rocprof.launch_range(plan.op, plan.policy):
                 kernel[(world.ranks * world.workgroups,)](
                     **arguments,
-                    num_warps=plan.blocks.num_warps,
-                    num_stages=plan.blocks.num_stages,
+                    **plan.blocks.options,
                     launch_cooperative_grid=True,
                 )
     if run:
