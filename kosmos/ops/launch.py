@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
 
     copy_stages, reduce_stages: how many copy and reduction blocks are on their way at once. tma: whether tiles are read
     through tensor descriptors. flatten: whether a builder's loop over tiles and the loop over K become one.
-    registers: how many a thread may have; unsaid, CUDA's assembler keeps some for workgroups that never come, and spills.
+    registers: that a thread may have; unsaid, CUDA's assembler keeps some for workgroups that never come, and spills.
     """
 
     tile: Tile
