@@ -5,7 +5,8 @@
 An active unit draws something for being on, and something that goes with its clock and the square of a voltage that
 falls with the clock: a power of the clock. The cap picks the highest clock at which the sum fits; throughput is then
 rate × active × clock. What comes out is a model's; the parameters describe a measured curve and are no data of a chip.
-The simulator finds its clocks by the same function, kosmos.machine.power.clock_share.
+The simulator finds its clocks by the same function, kosmos.machine.power.clock_share, with parameters of its own:
+they are fitted to clocks counted in kernels, these to the sensor's.
 """
 
 from collections.abc import Sequence
