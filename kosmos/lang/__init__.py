@@ -4,7 +4,7 @@ One source for CUDA, ROCm and the emulator. Only `device` knows which of them it
 """
 
 from kosmos.lang.device import cycles, fence_async, hold, nap, now, pause, poll, unit
-from kosmos.lang.record import close_slice, open_slice, record, stamp, stamp_cycles
+from kosmos.lang.record import close_slice, open_slice, record, stamp
 from kosmos.lang.sync import (
     BUILDER,
     MOVER,
@@ -51,7 +51,6 @@ __all__ = [
     "reduce_tile",
     "signal",
     "stamp",
-    "stamp_cycles",
     "store_tile",
     "unit",
     "wait",

@@ -8,6 +8,7 @@ one of these, only by an elected atomic.
 import functools
 
 import triton
+import triton.language as tl
 from triton.language import core
 
 emulated_semantic = None
@@ -50,21 +51,32 @@ def now(_semantic=None):
 
 
 @_builtin
-def now_after(before, _semantic=None):
-    """The time, which is less than 4 s after `before`; only in the thread that stores scalars, in whose registers
-    `before` has to be right.
+def timer_word(_semantic=None):
+    """What the timer shows, for `time_of`: the time, but on CUDA the low 32 bits of it, int32, and only in the thread
+    that stores scalars.
 
-    CUDA's timer is slow to read, and 64 bits take several reads: here one thread reads 32 of them.
+    CUDA's timer is slow to read, and 64 bits take several reads. Nobody waits for one until it is used.
     """
     if _semantic.builder.options.backend_name != "cuda":
         return now(_semantic=_semantic)
-    text = (
-        "{\n.reg .pred first;\n.reg .u32 low, passed;\n.reg .u64 wide;\n"
-        "mov.u32 low, %tid.x;\nsetp.eq.u32 first, low, 0;\n"
-        "cvt.u32.u64 passed, $1;\nmov.u32 low, passed;\n@first mov.u32 low, %globaltimer_lo;\n"
-        "sub.u32 passed, low, passed;\ncvt.u64.u32 wide, passed;\nadd.u64 $0, $1, wide;\n}"
-    )
-    return _asm(text, "=l,l", [before], core.int64, _semantic)
+    text = "{\n.reg .pred first;\nmov.u32 $0, %tid.x;\nsetp.eq.u32 first, $0, 0;\n@first mov.u32 $0, %globaltimer_lo;\n}"
+    return _asm(text, "=r", [], core.int32, _semantic)
+
+
+@_builtin
+def word_of(time, _semantic=None):
+    """The timer_word of a time."""
+    return time if _semantic.builder.options.backend_name != "cuda" else _semantic.cast(time, core.int32)
+
+
+@triton.jit
+def time_of(word, before):
+    """The time of a timer_word that was read less than 4 s after the time `before`."""
+    if word.dtype == tl.int32:
+        passed = word - before.to(tl.int32)
+        return before + passed.to(tl.uint32, bitcast=True).to(tl.int64)
+    else:
+        return word
 
 
 @_builtin

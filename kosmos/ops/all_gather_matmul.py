@@ -32,7 +32,6 @@ from kosmos.lang import (
     record,
     signal,
     stamp,
-    stamp_cycles,
     store_tile,
     wait,
 )
@@ -96,34 +95,34 @@ def all_gather_matmul_kernel(
     tiles += local.to(tl.int64) * (n_tiles + 1) * ITEM_WORDS
     x_peers += local * RANKS
     state += local.to(tl.int64) * state_words
-    log = (open_slice(trace, capacity, TRACE), capacity)
+    log = open_slice(trace, capacity, TRACE)
     here = (state, enter(state), rank, workgroup)
     if workgroup == 0:
         announce(state, rank, RANKS, SCOPE)
 
     done = tl.full((), 0, tl.int32)
-    claimed, clocked = stamp(TRACE), stamp_cycles(TRACE)
+    claimed = stamp(TRACE)
     if TWO_WAY:
         role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS, SCOPE)
         while (role == MOVER) | (ticket < n_tiles):
             if role == MOVER:
-                claimed, clocked, done = _move(
+                done, claimed = _move(
                     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-                    log, done, claimed, clocked, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, CM, CN,
+                    log, done, claimed, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, CM, CN,
                 )  # fmt: skip
             else:
-                claimed, clocked, done = _build(
+                done, claimed = _build(
                     here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y_tiles, m, n, k,
-                    log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
+                    log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
             role, ticket = claim_two_way(here, MOVER, n_moves, BUILDER, tiles, n_tiles, workgroup >= crew, RANKS, SCOPE)
     else:
         if workgroup < crew:
             ticket = claim(state, MOVER)
             while ticket < n_moves:
-                claimed, clocked, done = _move(
+                done, claimed = _move(
                     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-                    log, done, claimed, clocked, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, CM, CN,
+                    log, done, claimed, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, CM, CN,
                 )  # fmt: skip
                 ticket = claim(state, MOVER)
         if SWITCH or workgroup >= crew:
@@ -133,25 +132,25 @@ def all_gather_matmul_kernel(
             if FLATTEN and RANKS == 1:
                 for _ in tl.range(0, n_tiles // WORKGROUPS - 1, flatten=True):
                     following = claim(state, BUILDER)
-                    claimed, clocked, done = _build(
+                    done, claimed = _build(
                         here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y_tiles, m, n, k,
-                        log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
+                        log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                     )  # fmt: skip
                     ticket = following
             while ticket < n_tiles:
-                claimed, clocked, done = _build(
+                done, claimed = _build(
                     here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y_tiles, m, n, k,
-                    log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
+                    log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
                 ticket = claim(state, BUILDER)
-    close_slice(log, done, TRACE)
+    close_slice(log, done, claimed, TRACE)
     leave(state, WORKGROUPS)
 
 
 @triton.jit
 def _move(
     here, moves, ticket, width, local, x, x_peers, gathered, m, k, links, ticks_per_byte,
-    log, done, claimed, clocked,
+    log, done, claimed,
     RANKS: tl.constexpr, SCOPE: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr,
     STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +161,7 @@ def _move(
     # parts start at multiples of 64 columns: said so that accesses can be 16 bytes wide
     col, cols, arrived = tl.load(item + COL) // 64 * 64, tl.load(item + COLS), tl.load(item + SIGNAL)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), MOVER, ticket, RANKS, SCOPE)
-    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
+    started = stamp(TRACE)
     shard = m // RANKS
     source = on_peer(x, x_peers, chunk, ALIGN) + (local * shard + row - chunk * shard).to(tl.int64) * k
     target = gathered + (local * m + row).to(tl.int64) * k
@@ -175,15 +174,18 @@ def _move(
             rows * cols * (x.dtype.element_ty.primitive_bitwidth // 8),
             ticks_per_byte,
         )
-    claimed, clocked = record(log, done, MOVER, ticket, claimed, started, clocked, TRACE)
+    done, claimed = record(log, done, MOVER, ticket, claimed, started, TRACE)
+    if PACED:
+        # the link may have taken longer than a timer word can tell
+        claimed = stamp(TRACE)
     signal(counter_of(state, arrived, RANKS), SCOPE)
-    return claimed, clocked, done + 1
+    return done, claimed
 
 
 @triton.jit
 def _build(
     here, tiles, n_tiles, ticket, local, x_tiles, gathered_tiles, w_tiles, y_tiles, m, n, k,
-    log, done, claimed, clocked,
+    log, done, claimed,
     RANKS: tl.constexpr, SCOPE: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, TMA: tl.constexpr, TMA_STORE: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
@@ -196,7 +198,7 @@ def _build(
     started = claimed
     if RANKS > 1:
         wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), BUILDER, ticket, RANKS, SCOPE)
-        started, clocked = stamp(TRACE), stamp_cycles(TRACE)
+        started = stamp(TRACE)
     # a rank's own rows are read where they are
     if chunk == rank:
         a, a_row = x_tiles, local * (m // RANKS) + row - rank * (m // RANKS)
@@ -206,10 +208,8 @@ def _build(
         fence_async()
     tile = gemm_tile(a, a_row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
     store_tile(y_tiles, tile, local * m + row, rows, col, n, TMA_STORE, BM, BN)
-    if rows > 0:
-        claimed, clocked = record(log, done, BUILDER, index, claimed, started, clocked, TRACE)
-        done += 1
-    return claimed, clocked, done
+    done, claimed = record(log, done, BUILDER, index, claimed, started, TRACE, rows > 0)
+    return done, claimed
 
 
 def all_gather_matmul(

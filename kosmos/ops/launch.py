@@ -153,12 +153,15 @@ class Plan:
         """Records that a workgroup has room for."""
         items = sum(self.length(role) for role in self.queues.items)
         room = TRACE_BYTES // (8 * records.WORDS * self.world.ranks * self.world.workgroups)
-        return min(items, room - 1)
+        return min(items, room - 2)
 
     def trace_buffer(self) -> torch.Tensor:
-        """A new buffer, int64 [ranks, workgroups, 1 + capacity, WORDS], as kosmos.trace.records describes it."""
-        shape = (self.world.ranks, self.world.workgroups, 1 + self.capacity, records.WORDS)
-        return torch.zeros(shape, dtype=torch.int64, device=self.world.device)
+        """A new buffer, int64 [ranks, workgroups, 2 + capacity, WORDS], as kosmos.trace.records describes it."""
+        shape = (self.world.ranks, self.world.workgroups, 2 + self.capacity, records.WORDS)
+        buffer = torch.empty(shape, dtype=torch.int64, device=self.world.device)
+        # a workgroup that never runs leaves its header as it is
+        buffer[:, :, 0] = 0
+        return buffer
 
     def reset(self) -> None:
         """Put the state back to what it was before the first launch; nothing of the plan may be running."""

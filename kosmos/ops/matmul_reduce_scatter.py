@@ -31,7 +31,6 @@ from kosmos.lang import (
     reduce_tile,
     signal,
     stamp,
-    stamp_cycles,
     store_tile,
     wait,
 )
@@ -93,25 +92,25 @@ def matmul_reduce_scatter_kernel(
     sums += local.to(tl.int64) * (n_sums + 1) * ITEM_WORDS
     part_peers += local * RANKS
     state += local.to(tl.int64) * state_words
-    log = (open_slice(trace, capacity, TRACE), capacity)
+    log = open_slice(trace, capacity, TRACE)
     here = (state, enter(state), rank, workgroup)
 
     done = tl.full((), 0, tl.int32)
-    claimed, clocked = stamp(TRACE), stamp_cycles(TRACE)
+    claimed = stamp(TRACE)
     nothing = (tl.full((), 0, tl.int32), tl.full((), -1, tl.int32))
     if TWO_WAY:
         role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS, SCOPE)
         while (role == BUILDER) | (ticket < n_sums):
             if role == BUILDER:
-                claimed, clocked, done, made = _build(
+                done, claimed, made = _build(
                     here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, nothing,
-                    log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
+                    log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
                 _tell(state, made, RANKS, SCOPE)
             else:
-                claimed, clocked, done = _reduce(
+                done, claimed = _reduce(
                     here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
-                    log, done, claimed, clocked, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, RM, RN,
+                    log, done, claimed, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, RM, RN,
                 )  # fmt: skip
             role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS, SCOPE)
     else:
@@ -124,35 +123,35 @@ def matmul_reduce_scatter_kernel(
                 made = nothing
                 for _ in tl.range(0, n_tiles // (WORKGROUPS - crew) - 1, flatten=True):
                     following = claim(state, BUILDER)
-                    claimed, clocked, done, made = _build(
+                    done, claimed, made = _build(
                         here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, made,
-                        log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
+                        log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                     )  # fmt: skip
                     ticket = following
                 _tell(state, made, RANKS, SCOPE)
             while ticket < n_tiles:
-                claimed, clocked, done, made = _build(
+                done, claimed, made = _build(
                     here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, nothing,
-                    log, done, claimed, clocked, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
+                    log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
                 _tell(state, made, RANKS, SCOPE)
                 ticket = claim(state, BUILDER)
         if SWITCH or workgroup < crew:
             ticket = claim(state, REDUCER)
             while ticket < n_sums:
-                claimed, clocked, done = _reduce(
+                done, claimed = _reduce(
                     here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
-                    log, done, claimed, clocked, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, RM, RN,
+                    log, done, claimed, RANKS, SCOPE, PACED, TRACE, ALIGN, STAGES, RM, RN,
                 )  # fmt: skip
                 ticket = claim(state, REDUCER)
-    close_slice(log, done, TRACE)
+    close_slice(log, done, claimed, TRACE)
     leave(state, WORKGROUPS)
 
 
 @triton.jit
 def _build(
     here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, made,
-    log, done, claimed, clocked,
+    log, done, claimed,
     RANKS: tl.constexpr, SCOPE: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, TMA: tl.constexpr, TMA_STORE: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
@@ -168,10 +167,8 @@ def _build(
     tile = gemm_tile(x_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
     _tell(state, made, RANKS, SCOPE)
     store_tile(part_tiles, tile, local * m + row, rows, col, n, TMA_STORE, BM, BN)
-    if rows > 0:
-        claimed, clocked = record(log, done, BUILDER, index, claimed, claimed, clocked, TRACE)
-        done += 1
-    return claimed, clocked, done, (hold(adder), hold(counter))
+    done, claimed = record(log, done, BUILDER, index, claimed, claimed, TRACE, rows > 0)
+    return done, claimed, (hold(adder), hold(counter))
 
 
 @triton.jit
@@ -185,7 +182,7 @@ def _tell(state, made, RANKS: tl.constexpr, SCOPE: tl.constexpr):
 @triton.jit
 def _reduce(
     here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
-    log, done, claimed, clocked,
+    log, done, claimed,
     RANKS: tl.constexpr, SCOPE: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr,
     STAGES: tl.constexpr, RM: tl.constexpr, RN: tl.constexpr,
 ):  # fmt: skip
@@ -195,7 +192,7 @@ def _reduce(
     row, rows = tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * RN, tl.load(item + COLS)
     wait(here, tl.load(item + WAIT), tl.load(item + WAIT_COUNT), REDUCER, ticket, RANKS, SCOPE)
-    started, clocked = stamp(TRACE), stamp_cycles(TRACE)
+    started = stamp(TRACE)
     shard = m // RANKS
     mine = part + (local * m + row).to(tl.int64) * n
     out = y + (local * shard + row - rank * shard).to(tl.int64) * n
@@ -205,8 +202,11 @@ def _reduce(
         for peer in range(RANKS):
             if peer != rank:
                 pace(state, links, peer * RANKS + rank, size, ticks_per_byte)
-    claimed, clocked = record(log, done, REDUCER, ticket, claimed, started, clocked, TRACE)
-    return claimed, clocked, done + 1
+    done, claimed = record(log, done, REDUCER, ticket, claimed, started, TRACE)
+    if PACED:
+        # the links may have taken longer than a timer word can tell
+        claimed = stamp(TRACE)
+    return done, claimed
 
 
 def matmul_reduce_scatter(
