@@ -220,13 +220,28 @@ def test_all_paths_are_followed():
     assert caught(store, "bar.sync 1, 128;") == 1  # some of the threads only
     assert caught(store, "@%p1 bar.sync 0;") == 1
     # what the accelerator stores has to be waited for by the thread that gave the order, and not only until it was read
-    bulk = "@%p3 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];"
+    bulk = (
+        "@%p3 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];"
+        "cp.async.bulk.commit_group;"
+    )
     assert caught(bulk, "bar.sync 0;") == 1
     assert caught(bulk, "cp.async.bulk.wait_group.read 0; bar.sync 0;") == 1
     assert caught(bulk, "@%p1 cp.async.bulk.wait_group 0; bar.sync 0;") == 1
     assert caught(bulk, "bar.sync 0; cp.async.bulk.wait_group 0;") == 1
     assert caught(bulk + store, "cp.async.bulk.wait_group 0; bar.sync 0;") == 0
     assert caught(bulk + "bar.sync 0;" + store, "bar.sync 0;") == 1
+    # the very last one may be left out on purpose, but it alone, once
+    but_last = "cp.async.bulk.wait_group 1;"
+    assert caught(bulk, but_last + "bar.sync 0;") == 0
+    assert caught(bulk + bulk, but_last + "bar.sync 0;") == 0
+    assert caught(bulk + bulk, but_last) == 1
+    assert caught(bulk + bulk, "bar.sync 0;" + but_last) == 1
+    assert caught(bulk + but_last + bulk, "bar.sync 0;") == 1
+    assert caught(bulk, "@%p1" + but_last + "bar.sync 0;") == 1
+    twice = but_last + "bar.sync 0; atom.global.sys.release.add.u32 %r2, [ %rd1 + 0 ], %r3; bar.sync 0;"
+    assert caught(bulk, twice) == 1
+    with pytest.raises(ValueError, match="a second bulk store in one group"):
+        caught(bulk.replace("cp.async.bulk.commit_group;", "") + bulk, but_last)
     assert caught("st.b32 [ %rd1 + 0 ], { %r1 };", "") == 1
     assert caught("st.shared.b32 [ %r1 + 0 ], { %r1 };", "") == 0
     with pytest.raises(ValueError, match="leads where this check does not follow"):

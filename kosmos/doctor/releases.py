@@ -3,11 +3,12 @@
 A release atomic orders the stores of the one thread that issues it. What the other threads of the workgroup have
 stored is there only if, after the last of those stores,
 
-    each wave has drained its own stores        ROCm: s_waitcnt vmcnt(0)    CUDA: cp.async.bulk.wait_group 0
+    each wave has drained its own stores        ROCm: s_waitcnt vmcnt(0)    CUDA: cp.async.bulk.wait_group
     all waves have met                          ROCm: s_barrier             CUDA: bar.sync 0
     the L2 cache has been written back          ROCm: buffer_wbl2, s_waitcnt vmcnt(0)
 
-CUDA's ordinary stores need no draining, its bulk stores (TMA) do. The last line is the release's own part, and CUDA's
+CUDA's ordinary stores need no draining, its bulk stores (TMA) do; a kernel that signals what it stored before may leave
+out the very last of them, and says so by wait_group 1. The last line is the release's own part, and CUDA's
 releases are whole. But LLVM drops the wait after buffer_wbl2 where it takes vmcnt to be 0 already
 (llvm/llvm-project#178316; Triton 3.6 and 3.7 have that LLVM): the signal can then be seen before the data.
 
@@ -23,8 +24,9 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """An instruction that matters here. kind: store, stored (one that need not be drained), drain, barrier, writeback,
-    written (all of that), release, jump or end.
+    """An instruction that matters here. kind: store, stored (one that need not be drained), bulk (a store that a spare
+    may leave out), drain, spare (a drain of all but the last bulk store), barrier, writeback, written (all of that),
+    release, jump or end.
 
     scope: of a writeback or a release, "agent" (this GPU) or "system". target: the label of a jump. maybe: the jump
     may not be taken.
@@ -44,9 +46,11 @@ class Program(NamedTuple):
     labels: dict[str, list[int]]
 
 
-# How far a store has got. A wave knows this of its own stores, and of its whole workgroup's.
+# How far a store has got. A wave knows this of its own stores, and of its whole workgroup's. The bulk store that is the
+# last one so far is apart: issued, there, or left out on purpose.
 ISSUED, LEFT, WRITING, THERE = range(4)
-State = tuple[int, int]
+SPARED = LEFT
+State = tuple[int, int, int]
 
 
 def releases(assembly: str, backend: str) -> int:
@@ -62,17 +66,21 @@ def unsafe_releases(assembly: str, backend: str) -> list[str]:
     for scope in ("agent", "system"):
         states = _states(program, scope)
         for index, event in enumerate(program.events):
-            if event.kind == "release" and event.scope == scope and states[index] and states[index][1] < THERE:
+            if event.kind == "release" and event.scope == scope and _unsafe(states[index]):
                 text = " ".join(lines[event.line - 1].split())
                 found.append(f"line {event.line}, {text}: {_missing(states[index], backend)}")
     return found
 
 
+def _unsafe(state: State | None) -> bool:
+    return state is not None and (state[1] < THERE or state[2] == ISSUED)
+
+
 def _missing(state: State, backend: str) -> str:
-    own, all_waves = state
+    own, all_waves, last = state
     if backend == "cuda":
-        bulk = "no cp.async.bulk.wait_group 0 after the last bulk store"
-        return bulk if own == ISSUED else "no bar.sync after the last store"
+        bulk = "no cp.async.bulk.wait_group after the last bulk store"
+        return bulk if ISSUED in (own, last) else "no bar.sync after the last store"
     if all_waves == ISSUED:
         return (
             "no s_waitcnt vmcnt(0) after the last store, before s_barrier"
@@ -86,7 +94,7 @@ def _states(program: Program, scope: str) -> list[State | None]:
     """Before each event, the worst state in which any path from the entry arrives there; None if none does."""
     events = program.events
     states: list[State | None] = [None] * (len(events) + 1)
-    states[0] = (THERE, THERE)
+    states[0] = (THERE, THERE, THERE)
     todo = [0]
     while todo:
         index = todo.pop()
@@ -100,7 +108,7 @@ def _states(program: Program, scope: str) -> list[State | None]:
             following.append(min(program.labels[event.target], key=lambda at: abs(at - index)))
         for after in following:
             before = states[after]
-            worst = state if before is None else (min(before[0], state[0]), min(before[1], state[1]))
+            worst = state if before is None else tuple(map(min, before, state))
             if worst != before:
                 states[after] = worst
                 todo.append(after)
@@ -108,21 +116,31 @@ def _states(program: Program, scope: str) -> list[State | None]:
 
 
 def _after(event: Event, state: State, scope: str) -> State:
-    own, all_waves = state
+    own, all_waves, last = state
+    if event.kind in ("bulk", "drain") and last != THERE:
+        # now it is one of those before
+        own, all_waves, last = ISSUED, ISSUED, THERE
+    if event.kind == "bulk":
+        return own, all_waves, ISSUED
     if event.kind == "store":
-        return ISSUED, ISSUED
+        return ISSUED, ISSUED, last
     if event.kind == "stored":
-        return min(own, LEFT), min(all_waves, LEFT)
+        return min(own, LEFT), min(all_waves, LEFT), last
     if event.kind == "written":
-        return THERE if own == WRITING else own, THERE if all_waves == WRITING else all_waves
+        return THERE if own == WRITING else own, THERE if all_waves == WRITING else all_waves, last
     if event.kind == "drain":
-        return {ISSUED: LEFT, WRITING: THERE}.get(own, own), THERE if all_waves == WRITING else all_waves
+        return {ISSUED: LEFT, WRITING: THERE}.get(own, own), THERE if all_waves == WRITING else all_waves, last
+    if event.kind == "spare":
+        return LEFT if own == ISSUED else own, all_waves, SPARED if last == ISSUED else last
+    if event.kind == "release" and last == SPARED:
+        # left out once: the next release is of something else
+        return own, all_waves, ISSUED
     if event.kind == "barrier":
-        return own, max(all_waves, LEFT if own == WRITING else own)
+        return own, max(all_waves, LEFT if own == WRITING else own), last
     if event.kind == "writeback" and event.scope in (scope, "system"):
         # what has not left yet is not in the cache that is written back
-        own, all_waves = (at if at == ISSUED else max(at, WRITING) for at in state)
-    return own, all_waves
+        own, all_waves = (at if at == ISSUED else max(at, WRITING) for at in (own, all_waves))
+    return own, all_waves, last
 
 
 def _read(assembly: str, backend: str) -> Program:
@@ -139,6 +157,7 @@ def _read(assembly: str, backend: str) -> Program:
 
 def _ptx(assembly: str):
     """Labels and events of PTX."""
+    committed = True
     for number, line in enumerate(assembly.splitlines(), 1):
         for text in line.partition("//")[0].split(";"):
             text = text.strip().lstrip("{ \t")
@@ -156,9 +175,14 @@ def _ptx(assembly: str):
             elif re.match(r"(atom|red)\.\S*(release|acq_rel)", text):
                 yield Event("release", number, "agent" if ".gpu." in text else "system")
             elif re.match(r"cp\.async\.bulk\S*\.global\.shared", text):
-                yield Event("store", number)
-            elif re.match(r"cp\.async\.bulk\.wait_group\s+0$", text) and not predicate:
-                yield Event("drain", number)
+                if not committed:
+                    raise ValueError(f"line {number}: a second bulk store in one group, which this check takes for one")
+                committed = False
+                yield Event("bulk", number)
+            elif re.match(r"cp\.async\.bulk\.commit_group", text):
+                committed = True
+            elif re.match(r"cp\.async\.bulk\.wait_group\s+[01]$", text) and not predicate:
+                yield Event("drain" if text.endswith("0") else "spare", number)
             elif re.match(r"st\b(?!\.(shared|local|param))", text):
                 yield Event("stored", number)
             elif re.match(r"bar(rier)?(\.cta)?\.sync(\.aligned)?\s+0$", text) and not predicate:

@@ -27,7 +27,9 @@ def gemm_tile(clock, run, a, a_row, b, b_row, k, rows, cols, TMA, EVEN_K, BM, BN
     return tl.core.tensor(Handle(tile, tl.float32), tl.block_type(tl.float32, [BM, BN]))
 
 
-def store_tile(clock, run, y, tile, row, rows, col, pitch, TMA, BM, BN):
+def store_tile(clock, run, y, tile, row, rows, col, pitch, TMA, BM, BN, FIRST=True, REST=True):
+    if not REST:
+        return
     row, rows, col, pitch = int(row), int(rows), int(col), int(pitch)
     cols = min(BN, pitch - col)
     itemsize = numpy_dtype(y.dtype.element_ty).itemsize

@@ -21,12 +21,13 @@ from kosmos.lang.sync import (
     signal,
     wait,
 )
-from kosmos.lang.tiles import copy_tile, gemm_tile, reduce_tile, store_tile
+from kosmos.lang.tiles import WIDE, copy_tile, gemm_tile, reduce_tile, store_tile
 
 __all__ = [
     "BUILDER",
     "MOVER",
     "REDUCER",
+    "WIDE",
     "announce",
     "claim",
     "claim_two_way",

@@ -152,17 +152,18 @@ _NAP = ("nanosleep.u32 40;\nmov.u32 $0, 0;", "=r"), ("s_sleep 1\ns_mov_b32 $0, 0
 
 
 @_builtin
-def gather_stores(_semantic=None):
+def gather_stores(spared=0, _semantic=None):
     """Wait until all threads of the workgroup have come here and, on ROCm, until all that they stored is in memory.
 
-    What has to stand before every release: of itself it orders the stores of one thread.
+    What has to stand before every release: of itself it orders the stores of one thread. spared: so many of the last
+    stores through a tensor descriptor are not waited for.
     """
     # CUDA: not tl.debug_barrier, since Triton does not pipeline a loop that has one. What the tensor memory accelerator
     # stores is waited for by the thread that gave the order.
     # ROCm: each wave waits for its own stores, all meet, and the cache is written back. The release does that again,
     # but LLVM may drop its wait for it (llvm-project#178316).
     accelerated = _semantic.builder.options.backend_name == "cuda" and int(_semantic.builder.options.arch[2:]) >= 90
-    drain = "cp.async.bulk.wait_group 0;\n" if accelerated else ""
+    drain = f"cp.async.bulk.wait_group {core._unwrap_if_constexpr(spared)};\n" if accelerated else ""
     return _by_backend(
         _semantic,
         (f"{drain}bar.sync 0;\nmov.u32 $0, 0;", "=r"),
@@ -177,14 +178,14 @@ def gather_stores(_semantic=None):
 
 @_builtin
 def hold(value, _semantic=None):
-    """An int32 as it is, known from here on only. In a flattened loop Triton hands a value that the beginning of a turn
+    """An int64 as it is, known from here on only. In a flattened loop Triton hands a value that the beginning of a turn
     knows to the end of that same turn, even if the end was to have the last turn's."""
     return _by_backend(
         _semantic,
-        ("mov.b32 $0, $1;", "=r,r"),
-        ("v_mov_b32 $0, $1", "=v,v"),
+        ("mov.b64 $0, $1;", "=l,l"),
+        ("v_mov_b64 $0, $1", "=v,v"),
         "kosmos_hold",
-        core.int32,
+        core.int64,
         (value,),
     )
 

@@ -82,13 +82,14 @@ def counter_on(state, peer, counter, RANKS: tl.constexpr):
 
 
 @triton.jit
-def signal(pointer, SCOPE: tl.constexpr):
+def signal(pointer, SCOPE: tl.constexpr, SPARED: tl.constexpr = 0):
     """Add one to a counter, after everything that this workgroup has stored.
 
     The only way to signal: a release atomic alone orders the stores of the one thread that issues it. SCOPE: "gpu" if
-    all ranks share one, else "sys": how far the stores have to be seen.
+    all ranks share one, else "sys": how far the stores have to be seen. SPARED: so many of the last stores through a
+    tensor descriptor are not what is signalled, and need not be there.
     """
-    gather_stores()
+    gather_stores(SPARED)
     tl.atomic_add(pointer, 1, sem="release", scope=SCOPE)
 
 

@@ -9,6 +9,9 @@ import triton.language as tl
 
 from kosmos.lang.sync import on_peer
 
+WIDE = tl.constexpr(256)
+"""Tiles of so many columns are stored in two halves."""
+
 
 @triton.jit
 def gemm_tile(
@@ -53,19 +56,34 @@ def gemm_tile(
 
 
 @triton.jit
-def store_tile(y, tile, row, rows, col, pitch, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def store_tile(
+    y,
+    tile,
+    row,
+    rows,
+    col,
+    pitch,
+    TMA: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    FIRST: tl.constexpr = True,
+    REST: tl.constexpr = True,
+):
     """Store `rows` rows of a tile at y[row, col], rounded to y's type; y has `pitch` columns.
 
     With TMA, y is a tensor descriptor of blocks [BM, BN // 2] and all BM rows are stored: the accelerator only knows
-    where the whole of y ends.
+    where the whole of y ends. FIRST, REST: which part of it; narrow tiles have no first one. What is done between the
+    two takes no time of its own: the rest has to wait until the first part has been read.
     """
-    if BN >= 256:
+    if BN >= WIDE:
         # one half after the other: fewer registers, and half the shared memory
         HALF: tl.constexpr = BN // 2
         left, right = tl.split(tl.permute(tl.reshape(tile, (BM, 2, HALF)), (0, 2, 1)))
-        _store(y, left, row, rows, col, pitch, TMA, BM, HALF)
-        _store(y, right, row, rows, col + HALF, pitch, TMA, BM, HALF)
-    else:
+        if FIRST:
+            _store(y, left, row, rows, col, pitch, TMA, BM, HALF)
+        if REST:
+            _store(y, right, row, rows, col + HALF, pitch, TMA, BM, HALF)
+    elif REST:
         _store(y, tile, row, rows, col, pitch, TMA, BM, BN)
 
 

@@ -17,6 +17,7 @@ from kosmos.errors import KosmosShapeError
 from kosmos.lang import (
     BUILDER,
     REDUCER,
+    WIDE,
     claim,
     claim_two_way,
     close_slice,
@@ -97,7 +98,7 @@ def matmul_reduce_scatter_kernel(
 
     done = tl.full((), 0, tl.int32)
     claimed = stamp(TRACE)
-    nothing = (tl.full((), 0, tl.int32), tl.full((), -1, tl.int32))
+    nothing = tl.full((), 0, tl.int64)
     if TWO_WAY:
         role, ticket = claim_two_way(here, BUILDER, n_tiles, REDUCER, sums, n_sums, workgroup < crew, RANKS, SCOPE)
         while (role == BUILDER) | (ticket < n_sums):
@@ -106,7 +107,7 @@ def matmul_reduce_scatter_kernel(
                     here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, nothing,
                     log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
-                _tell(state, made, RANKS, SCOPE)
+                _tell(made, SCOPE)
             else:
                 done, claimed = _reduce(
                     here, sums, ticket, local, part, part_peers, y, m, n, links, ticks_per_byte,
@@ -128,13 +129,13 @@ def matmul_reduce_scatter_kernel(
                         log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                     )  # fmt: skip
                     ticket = following
-                _tell(state, made, RANKS, SCOPE)
+                _tell(made, SCOPE)
             while ticket < n_tiles:
                 done, claimed, made = _build(
                     here, tiles, n_tiles, ticket, local, x_tiles, w_tiles, part_tiles, m, n, k, nothing,
                     log, done, claimed, RANKS, SCOPE, TRACE, BM, BN, BK, TMA, TMA_STORE, EVEN_K,
                 )  # fmt: skip
-                _tell(state, made, RANKS, SCOPE)
+                _tell(made, SCOPE)
                 ticket = claim(state, BUILDER)
         if SWITCH or workgroup < crew:
             ticket = claim(state, REDUCER)
@@ -155,8 +156,9 @@ def _build(
     RANKS: tl.constexpr, SCOPE: tl.constexpr, TRACE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, TMA: tl.constexpr, TMA_STORE: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Builder: multiply one tile, tell of what was `made` before, and store. Returns besides what it has made itself,
-    (rank that adds it up, its counter there), to be told of. A ticket beyond the queue makes nothing: counter -1.
+    """Builder: multiply one tile and store it; tell of what was `made` before while the first part of it is on its way.
+    Returns besides what it has made itself, to be told of: the address of the counter of the rank that adds it up. A
+    ticket beyond the queue makes nothing, 0.
     """
     state, _, _, _ = here
     item = tiles + tl.minimum(ticket, n_tiles).to(tl.int64) * ITEM_WORDS
@@ -164,19 +166,20 @@ def _build(
     index, row, rows = tl.load(item + INDEX), tl.load(item + ROW), tl.load(item + ROWS)
     col, cols = tl.load(item + COLUMN) * BN, tl.load(item + COLS)
     adder, counter = tl.load(item + SIGNAL_RANK), tl.load(item + SIGNAL)
+    making = tl.where(counter < 0, 0, counter_on(state, adder, counter, RANKS).to(tl.int64))
     tile = gemm_tile(x_tiles, local * m + row, w_tiles, local * n + col, k, rows, cols, TMA, EVEN_K, BM, BN, BK)
-    _tell(state, made, RANKS, SCOPE)
-    store_tile(part_tiles, tile, local * m + row, rows, col, n, TMA_STORE, BM, BN)
+    store_tile(part_tiles, tile, local * m + row, rows, col, n, TMA_STORE, BM, BN, REST=False)
+    _tell(made, SCOPE, 1 if TMA_STORE and BN >= WIDE else 0)
+    store_tile(part_tiles, tile, local * m + row, rows, col, n, TMA_STORE, BM, BN, FIRST=False)
     done, claimed = record(log, done, BUILDER, index, claimed, claimed, TRACE, rows > 0)
-    return done, claimed, (hold(adder), hold(counter))
+    return done, claimed, hold(making)
 
 
 @triton.jit
-def _tell(state, made, RANKS: tl.constexpr, SCOPE: tl.constexpr):
-    """Signal the rank that adds a tile up that its part of it is made; made: (rank, counter), -1 for nothing."""
-    adder, counter = made
-    if counter >= 0:
-        signal(counter_on(state, adder, counter, RANKS), SCOPE)
+def _tell(made, SCOPE: tl.constexpr, SPARED: tl.constexpr = 0):
+    """Signal the rank that adds a tile up that its part of it is made; made: where to, 0 for nothing."""
+    if made != 0:
+        signal(made.to(tl.pointer_type(tl.int32)), SCOPE, SPARED)
 
 
 @triton.jit
