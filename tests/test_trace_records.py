@@ -21,7 +21,9 @@ def buffer(seed, ranks=3, workgroups=4, capacity=6, tick=1):
             count = int(draw.integers(0, capacity + 3))
             raw[rank, workgroup, 0] = (count, 7, EPOCH + enters[rank, workgroup], EPOCH + 5000)
             claims = [int(t) for t in draw.integers(0, 5000, capacity + 1)]
-            raw[rank, workgroup, 1 : 2 + min(count, capacity), CLAIM] = EPOCH + np.array(claims[: 1 + min(count, capacity)])
+            raw[rank, workgroup, 1 : 2 + min(count, capacity), CLAIM] = EPOCH + np.array(
+                claims[: 1 + min(count, capacity)]
+            )
             for row in range(min(count, capacity)):
                 role, unit, item = (int(draw.integers(0, top)) for top in (len(ROLES), 2**24, 2**31))
                 times = [claims[row], int(draw.integers(0, 5000)), claims[row + 1]]

@@ -59,7 +59,9 @@ def timer_word(_semantic=None):
     """
     if _semantic.builder.options.backend_name != "cuda":
         return now(_semantic=_semantic)
-    text = "{\n.reg .pred first;\nmov.u32 $0, %tid.x;\nsetp.eq.u32 first, $0, 0;\n@first mov.u32 $0, %globaltimer_lo;\n}"
+    text = (
+        "{\n.reg .pred first;\nmov.u32 $0, %tid.x;\nsetp.eq.u32 first, $0, 0;\n@first mov.u32 $0, %globaltimer_lo;\n}"
+    )
     return _asm(text, "=r", [], core.int32, _semantic)
 
 
