@@ -193,12 +193,17 @@ def test_movers_follow_the_builders_demand(built):
         if op != AG:
             continue
         for rank in range(a["ranks"]):
-            demand = list(dict.fromkeys(t["row"] for t in queues.items["builder"][rank] if t["chunk"] != rank))
+            chunk_of = {int(t["row"]): int(t["chunk"]) for t in queues.items["builder"][rank] if t["chunk"] != rank}
             moves = queues.items["mover"][rank]
-            assert list(dict.fromkeys(moves["row"])) == demand
-            place = {row: at for at, row in enumerate(demand)}
-            keys = [(place[item["row"]], item["col"]) for item in moves]
-            assert keys == sorted(keys), "the parts of a row block travel together, left to right"
+            assert list(dict.fromkeys(moves["row"])) == list(chunk_of)
+            # blocks of different peers in turns, part by part, and a peer's next block when its last is through
+            expected, together = [], []
+            for row, chunk in (*chunk_of.items(), (None, None)):
+                if row is None or chunk in [chunk_of[other] for other in together]:
+                    expected += [(other, col) for col in sorted({*moves["col"]}) for other in together]
+                    together = []
+                together.append(row)
+            assert [(item["row"], item["col"]) for item in moves] == expected
 
 
 def test_reducers_follow_the_completion_of_their_tiles(built):

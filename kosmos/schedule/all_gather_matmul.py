@@ -70,14 +70,30 @@ def _part_width(k: int, block_bytes: int) -> int:
     return k if parts == 1 else min(k, -(-k // (64 * parts)) * 64)
 
 
+def _runs(chunks: np.ndarray) -> np.ndarray:
+    """For each of a row of chunks the number of its run; a run ends before the first chunk that it has already."""
+    runs, run, seen = np.zeros(len(chunks), int), 0, set[int]()
+    for place, chunk in enumerate(chunks.tolist()):
+        if chunk in seen:
+            run, seen = run + 1, set()
+        seen.add(chunk)
+        runs[place] = run
+    return runs
+
+
 def _moves(tiles: np.recarray, rank: int, width: int, k: int) -> np.recarray:
-    """The fetches of one rank in the order in which its builders ask for the row blocks, `width` columns an item."""
+    """The fetches of one rank in the order in which its builders ask for the row blocks, `width` columns an item.
+
+    Blocks of different peers that are asked for one after the other are fetched part by part in turns, so that few movers
+    keep all links busy.
+    """
     remote = tiles[tiles.chunk != rank]
     _, first = np.unique(remote.row, return_index=True)
     blocks = remote[np.sort(first)]
     parts = -(-k // width)
     table = np.repeat(blocks, parts).view(np.recarray)
     table.column = np.tile(np.arange(parts), len(blocks))
+    table = table[by(np.repeat(_runs(blocks.chunk), parts), table.column)]
     table.col = table.column * width
     table.cols = np.minimum(width, k - table.col)
     table.signal_rank, table.signal = rank, table.wait
