@@ -90,18 +90,16 @@ def test_without_contention_emulator_and_simulator_do_the_same_in_the_same_order
 
 @pytest.mark.triton
 @pytest.mark.parametrize("policy", ["fixed:2", "one_way:2", "two_way:2", "planned"])
-@pytest.mark.parametrize("machine", ["laptop", "MI350X", "H200", "slow links", "H200/2 at full clock"])
-@pytest.mark.parametrize("op", OPS)
-def test_the_makespan_in_emulator_and_simulator_is_within_5_percent(op, machine, policy):
+@pytest.mark.parametrize("machine", ["laptop", "MI350X", "H200", "slow links", "slower links", "H200/2 at full clock"])
+@pytest.mark.parametrize("op, order", [(AG, "local_first"), (AG, "rank"), (RS, "band"), (RS, "row")])
+def test_the_makespan_in_emulator_and_simulator_is_within_5_percent(op, order, machine, policy):
     model = {
         "slow links": LAPTOP.with_link(1.5),
+        "slower links": LAPTOP.with_link(0.7),
         "H200/2 at full clock": replace(machines["H200"].split(2), cap_w=0),
     }.get(machine, machine)
-    order = "local_first" if op == AG else "band"
     ranks = 2 if "/2" in machine else 4
-    # links serve one after the other in the emulator and all at once in the simulator: it shows in the shortest runs
-    m = 1024 if machine == "slow links" else 512
-    emulated, simulated = both(op, m, 384, 320, ranks, 6, model, policy, order)
+    emulated, simulated = both(op, 512, 384, 320, ranks, 6, model, policy, order)
     assert simulated.summary()["makespan_ns"] == pytest.approx(emulated.summary()["makespan_ns"], rel=0.05)
     assert simulated.meta["policy"] == emulated.meta["policy"]
 
@@ -697,7 +695,7 @@ def test_a_bad_operand_order_costs_memory_traffic():
     once = 4 * (2 * 8192 * 2048 * 2 + 8192 * 8192 * 2) + 5 * 8192 * 8192 * 2
     assert once < traffic["band"] and traffic[columns_first] > 1.5 * traffic["band"]
     for order in runs:
-        all_fits = kosmos.simulate(RS, **how, machine=replace(machine, cache_mb=1e5), order=order)
+        all_fits = kosmos.simulate(RS, **how, machine=replace(machine, cache_mb=1e8), order=order)
         assert memory_bytes(all_fits) == pytest.approx(once, rel=1e-3)
         none_fits = kosmos.simulate(RS, **how, machine=replace(machine, cache_mb=1e-9), order=order)
         every = 4 * 64 * 32 * (128 + 256) * 2048 * 2 + once - 4 * 2 * 8192 * 2048 * 2

@@ -1,8 +1,8 @@
 """Virtual time: workgroups as coroutines, the earliest one runs; memory, links and products cost what the model says.
 
 Between two synchronisations (an atomic, a poll, a look at the clock) a workgroup's loads, stores and products overlap,
-as in a software-pipelined loop: what counts is the slowest of them. Memory and links are pipes that serve in the order
-of virtual time. Loads and stores of single words cost nothing.
+as in a software-pipelined loop: what counts is the slowest of them. Memory and links are pipes that all who use them at a
+time share equally. Loads and stores of single words cost nothing.
 """
 
 import bisect
@@ -21,6 +21,8 @@ from kosmos.machine.model import NAP_NS
 
 LOOKS_WITHOUT_A_WRITE = 100_000
 STARES_FOR_FREE = 100
+LEAST_NS = 1e-6
+"""A transfer of which less is left is through."""
 
 
 @dataclass
@@ -40,6 +42,44 @@ class Workgroup:
     coroutine: greenlet.greenlet | None = None
 
 
+class Pipe:
+    """A memory or a link: whoever moves bytes through it gets the same share of its rate at any time."""
+
+    def __init__(self, rate: float) -> None:
+        """rate: bytes/ns."""
+        self.rate, self.at, self.served = rate, 0.0, 0.0
+        self.ends: list[float] = []
+        """For each who is moving what `served` will be at the end, smallest first; served: bytes that each has had."""
+
+    def join(self, at: float, size: int) -> float:
+        """Begin to move `size` bytes at the time `at`, which never goes back; returns what `left` wants."""
+        self._advance(at)
+        end = self.served + size
+        bisect.insort(self.ends, end)
+        return end
+
+    def left(self, end: float, at: float) -> float:
+        """ns from the time `at` until what `join` returned `end` for is through, if nobody else joins."""
+        self._advance(at)
+        served, ns = self.served, 0.0
+        for done, other in enumerate(self.ends):
+            if served >= end:
+                break
+            ns += (min(other, end) - served) * (len(self.ends) - done) / self.rate
+            served = other
+        return ns
+
+    def _advance(self, at: float) -> None:
+        while self.ends:
+            ns = (self.ends[0] - self.served) * len(self.ends) / self.rate
+            if self.at + ns > at:
+                self.served += max(at - self.at, 0.0) * self.rate / len(self.ends)
+                break
+            self.at += ns
+            self.served = self.ends.pop(0)
+        self.at = max(self.at, at)
+
+
 class Clock:
     """The hooks of kosmos.emulator.interpreter: keeps every workgroup's time and decides who runs."""
 
@@ -52,7 +92,7 @@ class Clock:
         self.grid = grid
         self.owners = sorted(owners)
         self.calls = calls
-        self.free_at: dict = defaultdict(float)
+        self.pipes: dict[tuple[int, int], Pipe] = {}
         self.heap: list[tuple[float, int, Workgroup]] = []
         self.pushed = 0
         self.parked: dict[int, list[Workgroup]] = {}
@@ -164,25 +204,28 @@ class Clock:
         workgroup, machine = self.current, self.machine
         if not workgroup.flops and not workgroup.bytes:
             return
-        begin = workgroup.ns
-        ends, latency, carried = [begin], 0.0, 0
+        # who comes first to a pipe is to be there first
+        self._sleep()
+        own, latency, carried, moving = 0.0, 0.0, 0, []
         if workgroup.flops:
             operands = workgroup.bytes.pop(workgroup.rank, 0)
-            ends.append(begin + machine.tile_ns(workgroup.flops, operands) / self.share)
+            own = machine.tile_ns(workgroup.flops, operands) / self.share
         for owner, size in workgroup.bytes.items():
-            pipe, rate, far = (
-                (owner, machine.memory_gbps, machine.memory_ns)
-                if owner == workgroup.rank
-                else ((owner, workgroup.rank), machine.link_gbps, machine.far_ns)
-            )
-            self.free_at[pipe] = max(begin, self.free_at[pipe]) + size / rate
-            ends.append(self.free_at[pipe])
-            latency = max(latency, far)
+            far = owner != workgroup.rank
+            if (owner, workgroup.rank) not in self.pipes:
+                self.pipes[owner, workgroup.rank] = Pipe(machine.link_gbps if far else machine.memory_gbps)
+            pipe = self.pipes[owner, workgroup.rank]
+            moving.append((pipe, pipe.join(workgroup.ns, size)))
+            latency = max(latency, machine.far_ns if far else machine.memory_ns)
             carried += size
-        ends.append(begin + machine.carry_ns(carried) / self.share)
-        workgroup.ns = max(ends) + latency
+        end = workgroup.ns + max(own, machine.carry_ns(carried) / self.share)
         workgroup.bytes.clear()
         workgroup.flops = 0
+        # others may join while it sleeps
+        while (left := max((pipe.left(done, workgroup.ns) for pipe, done in moving), default=0.0)) > LEAST_NS:
+            workgroup.ns += left
+            self._sleep()
+        workgroup.ns = max(end, workgroup.ns) + latency
 
     def _owner(self, address: int) -> int:
         """Whose memory an address is; what no rank has registered is the workgroup's own."""
@@ -216,6 +259,10 @@ class Clock:
             raise KosmosDeadlock(
                 f"{who} spins for ever: nothing was written in {LOOKS_WITHOUT_A_WRITE} looks at memory"
             )
+        self._sleep()
+
+    def _sleep(self) -> None:
+        """Let those run who are earlier."""
         if self.heap and self.heap[0][0] < self.current.ns:
             self._push(self.current)
             self.main.switch()

@@ -65,12 +65,6 @@ def timer_word(_semantic=None):
     return _asm(text, "=r", [], core.int32, _semantic)
 
 
-@_builtin
-def word_of(time, _semantic=None):
-    """The timer_word of a time."""
-    return time if _semantic.builder.options.backend_name != "cuda" else _semantic.cast(time, core.int32)
-
-
 @triton.jit
 def time_of(word, before):
     """The time of a timer_word that was read less than 4 s after the time `before`."""

@@ -9,7 +9,7 @@ ptxas would copy the accumulators around at every branch, which costs more than 
 import triton
 import triton.language as tl
 
-from kosmos.lang.device import cycles, now, time_of, timer_word, unit, word_of
+from kosmos.lang.device import cycles, now, time_of, timer_word, unit
 from kosmos.trace import records
 
 WORDS = tl.constexpr(records.WORDS)
@@ -30,8 +30,10 @@ ITEM_SHIFT = tl.constexpr(records.ITEM_SHIFT)
 def stamp(TRACE: tl.constexpr):
     """A stamp of now, if anybody is to know it."""
     if TRACE:
+        # the time takes long to read; the word and the cycles are of one moment, as at the end of a record
         time = now()
-        return time, word_of(time), cycles()
+        clock = cycles()
+        return time, timer_word(), clock
     else:
         nothing = tl.full((), 0, tl.int64)
         return nothing, nothing, nothing

@@ -54,7 +54,7 @@ def _amd(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
             "byte_pj": _CLOCKS + "; taken to hold for every GPU",
             **sources,
         },
-        **{"topology": "mesh", "efficiency": 0.94, "cache_mb": 256.0, "exponent": _FULL["exponent"], "byte_pj": 11.0}
+        **{"topology": "mesh", "efficiency": 0.94, "cache_mb": 256.0, "exponent": _FULL["exponent"], "byte_pj": 16.0}
         | numbers,
     )
 
@@ -77,19 +77,19 @@ def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
             "unit_w": _CLOCKS,
             "wait_w": _CLOCKS,
             "byte_pj": _CLOCKS,
-            "cache_mb": "derived: 50 MB in two halves, each of which keeps a copy of what its units read",
+            "cache_mb": _SHEET,
             "flatten": "the kernels for sm_90",
             **sources,
         },
         **{
             "topology": "switch",
-            "efficiency": 0.992,
-            "tile_start_ns": 2260.0,
-            "tile_fill_ns": 675.0,
-            "copy_gbps": 40.2,
-            "reduce_gbps": 37.7,
-            "atomic_ns": 610.0,
-            "byte_pj": 11.0,
+            "efficiency": 0.996,
+            "tile_start_ns": 1917.0,
+            "tile_fill_ns": 1214.0,
+            "copy_gbps": 43.4,
+            "reduce_gbps": 37.4,
+            "atomic_ns": 633.0,
+            "byte_pj": 16.0,
         }
         | numbers,
     )
@@ -102,10 +102,10 @@ _HOPPER: dict[str, Any] = dict(
     link_gbps=450,
     clock_mhz=1980,
     flatten=True,
-    unit_w=7.4,
-    wait_w=2.1,
-    busy_mhz=1790,
-    cache_mb=25,
+    unit_w=6.51,
+    wait_w=2.61,
+    busy_mhz=1783,
+    cache_mb=50,
     **_FULL,
 )
 # the whole of its idle share and of its full-load clock is that of an MI355X: the same die
@@ -177,7 +177,6 @@ _ALL = (
         "B200",
         {
             "clock_mhz": "assumed",
-            "cache_mb": "assumed: as an H200, half of 126 MB",
             "busy_mhz": "assumed: not modelled",
             "unit_w": "derived: all units run at the share of their highest clock that an H200's do",
             "idle_w": "derived: the share of the cap that an H200 takes",
@@ -188,7 +187,7 @@ _ALL = (
         link_gbps=900,
         clock_mhz=1965,
         copy_gbps=50,
-        cache_mb=63,
+        cache_mb=126,
         reduce_gbps=50,
         cap_w=1000,
         idle_w=_B200_IDLE,

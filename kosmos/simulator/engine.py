@@ -13,9 +13,9 @@ resources concerned are levelled again, and those that their flows share with ot
 
 Work of builders is ns at the highest clock, that of movers bytes, that of reducers bytes of each source.
 
-Between memory and units lies a cache, which holds what has last gone through the memory. Who reads a block (a tile its
-two operands, a copy its source) fetches it from memory if it is not there any more: if since the last one that read it
-began, at least as much as the cache holds has gone through the memory.
+Between memory and units lies a cache. Who reads a block (a tile its two operands, a copy its source) fetches from memory
+what is not there any more. What goes through the memory puts out lines at random: after d bytes since the last one that
+read or stored the block began, a cache of C bytes still has exp(-d / C) of it.
 """
 
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ RUN = np.dtype(
         ("wait_w", np.float64),  # of one that does not
         ("exponent", np.float64),
         ("byte_pj", np.float64),
-        ("cache", np.float64),  # bytes
+        ("cache", np.float64),  # bytes, not 0
         ("clock_step", np.float64),
         ("busy_share", np.float64),  # the highest clock while a unit multiplies
         # what changes
@@ -632,8 +632,7 @@ def _fetched(s, item, d, t):
     for i in range(2):
         if item.blocks[i] < 0:
             break
-        if moved - s.block[item.blocks[i]] >= s.run[0].cache:
-            total += item.reads[i]
+        total += item.reads[i] * (1.0 - np.exp((s.block[item.blocks[i]] - moved) / s.run[0].cache))
         s.block[item.blocks[i]] = moved
     return total
 

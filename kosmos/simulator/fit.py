@@ -101,7 +101,15 @@ def fit(machine: Machine, traces: Iterable[Trace]) -> Fit:
         return np.array([*data, *(factors / PRIOR)])
 
     most = np.array([np.log(MOST.get(name, np.inf) / value) for name, value in zip(names, before)])
-    solved = least_squares(off, np.minimum(0.0, most - 0.01), bounds=(-np.inf, most), x_scale=0.1, loss="soft_l1")
+    # a ceiling of the clock that is too low explains every clock: begin below the cap's as well
+    starts = [np.where([name == "unit_w" for name in names], higher, 0.0) for higher in (0.0, 0.5)]
+    solved = min(
+        (
+            least_squares(off, np.minimum(start, most - 0.01), bounds=(-np.inf, most), x_scale=0.1, loss="soft_l1")
+            for start in starts
+        ),
+        key=lambda one: one.cost,
+    )
     fitted = model(solved.x)
     covariance = np.linalg.inv(solved.jac.T @ solved.jac)
     spreads = np.sqrt(np.diag(covariance))

@@ -239,7 +239,7 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
         "wait_w": machine.wait_w,
         "exponent": machine.exponent,
         "byte_pj": machine.byte_pj,
-        "cache": machine.cache_mb * 1e6,
+        "cache": max(machine.cache_mb * 1e6, 1.0),
         "busy_share": machine.busy_share,
         "clock_step": machine.clock_step_mhz / machine.clock_mhz,
         "width": max(work.work["builder"].sum() / people / engine.BINS, 1.0),
@@ -288,10 +288,14 @@ def _operands(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
 
 
 def _sources(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
-    """The part of a peer's row block that each copy reads, into the engine's items [ranks, items]."""
+    """The part of a peer's row block that each copy reads, and the row block of which it then is a part, into the
+    engine's items [ranks, items]."""
     _, part = np.unique(np.stack([table["row"], table["col"]], -1).reshape(-1, 2), axis=0, return_inverse=True)
     # after the blocks of all ranks' tiles
     tiles = work.queues.items["builder"]
-    before = work.queues.ranks * (len(np.unique(tiles["row"])) + len(np.unique(tiles["col"])))
-    rows["blocks"][..., 0] = before + part.reshape(table.shape)
+    row = np.unique(tiles["row"])
+    many = len(row) + len(np.unique(tiles["col"]))
+    rows["blocks"][..., 0] = work.queues.ranks * many + part.reshape(table.shape)
     rows["reads"][..., 0] = rows["work"]
+    # it is not read, but what has just been stored is in the cache
+    rows["blocks"][..., 1] = np.arange(len(table))[:, None] * many + np.searchsorted(row, table["row"])
