@@ -42,7 +42,7 @@ class Samples:
 
     sensor: its name. limits: what it said once. hz: how often it was asked. begin_ns, end_ns: the stretch, in ns of
     the host's monotonic clock. timebase: what these are on the device's clock. updates: how many ms each quantity
-    keeps a value when it changes, as measured; None for one that was not seen to change.
+    keeps a value when it changes, as measured; None for one of which that was not seen.
     """
 
     def __init__(
@@ -238,7 +238,9 @@ class Samples:
             value = self.series[name].value
             value = value[~np.isnan(value)]
             period = self.updates.get(name)
-            often = "not seen to change" if period is None else f"a new value every {period:.0f} ms"
+            often = f"a new value every {period:.0f} ms" if period else "not seen to change"
+            if period is None and value.min() < value.max():
+                often = "too few changes to say how often"
             unit = unit_of(name)
             lines.append(
                 f"{name:16} {self.mean(name):12,.1f} {unit:3} ({value.min():,.1f} to {value.max():,.1f}), {often}"
