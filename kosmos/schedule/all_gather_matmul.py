@@ -84,8 +84,8 @@ def _runs(chunks: np.ndarray) -> np.ndarray:
 def _moves(tiles: np.recarray, rank: int, width: int, k: int) -> np.recarray:
     """The fetches of one rank in the order in which its builders ask for the row blocks, `width` columns an item.
 
-    Blocks of different peers that are asked for one after the other are fetched part by part in turns, so that few movers
-    keep all links busy.
+    Blocks of different peers that are asked for one after the other are fetched part by part in turns, so that few
+    movers keep all links busy.
     """
     remote = tiles[tiles.chunk != rank]
     _, first = np.unique(remote.row, return_index=True)

@@ -13,9 +13,9 @@ resources concerned are levelled again, and those that their flows share with ot
 
 Work of builders is ns at the highest clock, that of movers bytes, that of reducers bytes of each source.
 
-Between memory and units lies a cache. Who reads a block (a tile its two operands, a copy its source) fetches from memory
-what is not there any more. What goes through the memory puts out lines at random: after d bytes since the last one that
-read or stored the block began, a cache of C bytes still has exp(-d / C) of it.
+Between memory and units lies a cache. Who reads a block (a tile its two operands, a copy its source) fetches from
+memory what is not there any more. What goes through the memory puts out lines at random: after d bytes since the last
+one that read or stored the block began, a cache of C bytes still has exp(-d / C) of it.
 """
 
 from typing import Any, NamedTuple
