@@ -1,8 +1,8 @@
 """Virtual time: workgroups as coroutines, the earliest one runs; memory, links and products cost what the model says.
 
 Between two synchronisations (an atomic, a poll, a look at the clock) a workgroup's loads, stores and products overlap,
-as in a software-pipelined loop: what counts is the slowest of them. Memory and links are pipes, shared equally by all who
-use them at a time. Loads and stores of single words cost nothing.
+as in a software-pipelined loop: what counts is the slowest of them. Memory and links are pipes, shared equally by all
+who use them at a time. Loads and stores of single words cost nothing.
 """
 
 import bisect
