@@ -678,6 +678,39 @@ def test_the_last_thing_that_a_workgroup_does_takes_its_time():
     assert torch.equal(x, y)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_pipe_is_shared_equally_at_any_time(seed):
+    """Against small steps of time, in each of which everybody who is there gets the same."""
+    draw = np.random.default_rng(seed)
+    begins = np.sort(draw.integers(0, 40, 12)) * (1 if seed % 2 else 25)
+    sizes = draw.integers(1, 30, 12) * 8
+    rate, step = 2.0, 1 / 16
+
+    remaining, expected, now = sizes.astype(float), np.full(12, np.nan), 0.0
+    while np.isnan(expected).any():
+        there = (begins <= now) & np.isnan(expected)
+        now += step
+        remaining[there] -= rate * step / max(there.sum(), 1)
+        expected[there & (remaining <= 1e-9)] = now
+
+    pipe, found = clock.Pipe(rate), np.full(12, np.nan)
+    asked = {}  # as the clock does: who is not through when it wakes up asks again
+    for who, (begin, size) in enumerate(zip(begins.tolist(), sizes.tolist())):
+        while asked and min(asked.values())[0] <= begin:
+            at, end, early = min(asked.values())
+            left = pipe.left(end, at)
+            asked[early] = (at + left, end, early)
+            if left <= clock.LEAST_NS:
+                found[early] = at
+                del asked[early]
+        end = pipe.join(begin, size)
+        asked[who] = (begin + pipe.left(end, begin), end, who)
+    for at, end, who in sorted(asked.values()):
+        found[who] = at + pipe.left(end, at)
+    assert np.abs(found - expected).max() <= 14 * step
+    assert found.max() >= begins[0] + sizes.sum() / rate - step, "no faster than its rate"
+
+
 def test_memory_is_shared_by_the_workgroups_of_a_rank():
     x, y = torch.randn(8 << 10), torch.zeros(8 << 10)
     model = machine(memory_gbps=10, copy_gbps=1000, memory_ns=1)

@@ -21,7 +21,7 @@ from kosmos.machine.model import NAP_NS
 
 LOOKS_WITHOUT_A_WRITE = 100_000
 STARES_FOR_FREE = 100
-LEAST_NS = 1e-6
+LEAST_NS = 1e-3
 """A transfer of which less is left is through."""
 
 
