@@ -150,6 +150,9 @@ def test_costs():
     assert m.reduce_ns(8000, 4) == 2500 + m.link_ns and m.with_link(2).reduce_ns(8000, 4) == 4000 + m.link_ns
     assert replace(m, topology="switch").reduce_ns(8000, 4) == 6000 + m.link_ns, "a port takes three parts in"
     assert m.reduce_ns(8000, 1) == 1000 + m.memory_ns
+    paced = replace(m, topology="memory").with_link(2)
+    assert paced.copy_ns(8000) == 1000 + 4000 + paced.memory_ns, "carried first, then held"
+    assert paced.reduce_ns(8000, 4) == 2500 + 12000 + paced.memory_ns
 
 
 # -------------------------------------------------------------------------------------------------------------- fits

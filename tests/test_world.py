@@ -490,13 +490,17 @@ class TestRecording:
     @pytest.mark.parametrize("room", [1, 0])
     def test_records_that_do_not_fit_are_counted(self, monkeypatch, room):
         """The buffer holds everything unless it would be larger than a gigabyte; then the loss is said."""
-        monkeypatch.setattr(ops_launch, "TRACE_BYTES", 8 * 5 * 2 * 3 * (1 + room))
         world = world_of(2)
         x, w = operands("all_gather_matmul", world, 200, 200, 9)
+        with kosmos.record() as whole:
+            kosmos.all_gather_matmul(x, w, world=world)
+        monkeypatch.setattr(ops_launch, "TRACE_BYTES", 8 * 4 * 2 * 3 * (2 + room))
         with kosmos.record() as recorded:
             y = kosmos.all_gather_matmul(x, w, world=world)
         assert error(y, reference("all_gather_matmul", x, w)) <= 1e-2
         trace = recorded.trace
+        # the first records of all workgroups, with the times when they ended
+        assert [row for row in whole.trace.spans.to_pylist() if row in trace.spans.to_pylist()] == trace.spans.to_pylist()
         items = len(trace.queue)
         assert len(trace.spans) == 2 * 3 * room
         assert sum(slot["records"] for slot in trace.meta["dropped"]) == items - len(trace.spans)

@@ -201,7 +201,7 @@ class Machine:
 
     def copy_ns(self, moved_bytes: float) -> float:
         """One workgroup copying bytes over an idle link."""
-        return max(self.carry_ns(2 * moved_bytes), moved_bytes / self.link_gbps) + self.far_ns
+        return self._over_links(self.carry_ns(2 * moved_bytes), moved_bytes / self.link_gbps)
 
     def reduce_ns(self, part_bytes: float, ranks: int) -> float:
         """One workgroup adding up `ranks` parts of so many bytes, all but one of them over idle links."""
@@ -209,7 +209,11 @@ class Machine:
             return self.carry_ns(2 * part_bytes, adds=True) + self.memory_ns
         through = ranks - 1 if self.topology == "switch" or self.paced else 1
         carry = self.carry_ns((ranks + 1) * part_bytes, adds=True)
-        return max(carry, through * part_bytes / self.link_gbps) + self.far_ns
+        return self._over_links(carry, through * part_bytes / self.link_gbps)
+
+    def _over_links(self, carry_ns: float, link_ns: float) -> float:
+        # a paced workgroup is held when it has carried all
+        return (carry_ns + link_ns if self.paced else max(carry_ns, link_ns)) + self.far_ns
 
     @property
     def far_ns(self) -> float:
