@@ -42,6 +42,7 @@ from kosmos.lang import (  # noqa: E402
     unit,
     wait,
 )
+from kosmos.lang.device import time_of  # noqa: E402
 from kosmos.lang.sync import counter_on, enter, leave, new_state  # noqa: E402
 from kosmos.machine import Machine, machine_named  # noqa: E402
 from kosmos.schedule.queues import FIELDS  # noqa: E402
@@ -469,6 +470,23 @@ def test_two_ranks_play_ping_pong():
     # a signal travels the link; the one who was parked looks once more
     assert turns.diff().tolist() == [LAPTOP.link_ns + LAPTOP.atomic_ns] * 9
     assert makespan == turns[-1] + LAPTOP.link_ns
+
+
+@triton.jit
+def times_of(words, befores, times):
+    this = tl.program_id(0)
+    tl.store(times + this, time_of(tl.load(words + this), tl.load(befores + this)))
+
+
+def test_the_low_half_of_a_time_is_enough():
+    """As on CUDA: whatever carries, and if the half was read a little before the whole."""
+    befores = np.array([0, 5, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40 + 7, 1_764_430_000_123_456_789, 2**62], np.int64)
+    for passed in (0, 1, 31, -32, 10**9, 1_999_999_999, -(10**9)):
+        expected = befores + passed
+        low = torch.from_numpy((expected & 0xFFFFFFFF).astype(np.uint32).view(np.int32))
+        times = torch.zeros(len(befores), dtype=torch.int64)
+        launch(times_of, workgroups=len(befores), words=low, befores=torch.from_numpy(befores), times=times)
+        assert times.tolist() == expected.tolist()
 
 
 @triton.jit

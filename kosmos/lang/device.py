@@ -67,10 +67,9 @@ def timer_word(_semantic=None):
 
 @triton.jit
 def time_of(word, before):
-    """The time of a timer_word that was read less than 4 s after the time `before`."""
+    """The time of a timer_word that was read less than 2 s from the time `before`, usually after it."""
     if word.dtype == tl.int32:
-        passed = word - before.to(tl.int32)
-        return before + passed.to(tl.uint32, bitcast=True).to(tl.int64)
+        return before + (word - before.to(tl.int32)).to(tl.int64)
     else:
         return word
 

@@ -1,9 +1,9 @@
 """How a workgroup writes down what it did: plain stores into its own slice, no atomics; nothing when TRACE is off.
 
 The layout is that of kosmos.trace.records. A *stamp* is a moment as (time, timer_word, cycles): the word was read at
-that moment, at most 4 s after the time, and is made a time when a record is written, at the end of the next item. The
-timer takes as long to answer as a small tile to build. Nothing here branches: in the flattened loop of a builder
-ptxas would copy the accumulators around at every branch, which costs more than the stores.
+that moment, less than 2 s after the time, and is made a time when a record is written, at the end of the next item, so
+that nobody waits for the timer. Nothing here branches: in the flattened loop of a builder ptxas copies the accumulators
+around at every branch, which costs more than the stores.
 """
 
 import triton
