@@ -480,7 +480,7 @@ def times_of(words, befores, times):
 
 def test_the_low_half_of_a_time_is_enough():
     """As on CUDA: whatever carries, and if the half was read a little before the whole."""
-    befores = np.array([0, 5, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40 + 7, 1_764_430_000_123_456_789, 2**62], np.int64)
+    befores = np.array([0, 5, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40 + 7, 1_764_430_000_123_456_789, 2**62])
     for passed in (0, 1, 31, -32, 10**9, 1_999_999_999, -(10**9)):
         expected = befores + passed
         low = torch.from_numpy((expected & 0xFFFFFFFF).astype(np.uint32).view(np.int32))

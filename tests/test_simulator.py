@@ -685,6 +685,18 @@ def test_what_the_models_are_for_comes_out():
     assert spans["fixed:4", "band"] > 1.5 * spans["one_way:4", "band"]
 
 
+@pytest.mark.parametrize("order, n, k", [("rank", 1280, 8192), ("local_first", 2304, 16384)])
+def test_every_device_has_a_cache_of_its_own(order, n, k):
+    """A block that a copy stores lies in another cache than what it reads; devices move different amounts meanwhile."""
+    trace = kosmos.simulate(AG, m=8192, n=n, k=k, ranks=8, machine="H200", order=order, policy="one_way:8")
+    assert trace.problems() == []
+    (cycles,) = columns(trace, "cycles")
+    assert cycles.min() > 0
+    series = trace.counters.to_pydict()
+    memory = np.array([v for name, v in zip(series["name"], series["value"]) if name == "memory"])
+    assert memory.min() >= -1e-6 and memory.max() <= machines["H200"].reached_gbps * (1 + 1e-6)
+
+
 def test_a_bad_operand_order_costs_memory_traffic():
     machine = replace(machines["H200/4"], memory_gbps=4800.0)
     columns_first = _named("columns_first", lambda items: np.lexsort((items.row, items.col)))

@@ -8,8 +8,8 @@ stored is there only if, after the last of those stores,
     the L2 cache has been written back          ROCm: buffer_wbl2, s_waitcnt vmcnt(0)
 
 CUDA's ordinary stores need no draining, its bulk stores (TMA) do; a kernel that signals what it stored before may leave
-out the very last of them, and says so by wait_group 1. The last line is the release's own part, and CUDA's
-releases are whole. But LLVM drops the wait after buffer_wbl2 where it takes vmcnt to be 0 already
+out the very last of them, and says so by wait_group 1, which this check believes. The last line is the release's own
+part, and CUDA's releases are whole. But LLVM drops the wait after buffer_wbl2 where it takes vmcnt to be 0 already
 (llvm/llvm-project#178316; Triton 3.6 and 3.7 have that LLVM): the signal can then be seen before the data.
 
 This is demanded of every release, not only of those that hand on a tile: they look alike in assembly, where source
@@ -182,6 +182,10 @@ def _ptx(assembly: str):
             elif re.match(r"cp\.async\.bulk\.commit_group", text):
                 committed = True
             elif re.match(r"cp\.async\.bulk\.wait_group\s+[01]$", text) and not predicate:
+                if not committed:
+                    raise ValueError(
+                        f"line {number}: {text} before the last bulk store is committed waits for others only"
+                    )
                 yield Event("drain" if text.endswith("0") else "spare", number)
             elif re.match(r"st\b(?!\.(shared|local|param))", text):
                 yield Event("stored", number)

@@ -48,35 +48,36 @@ class Pipe:
     def __init__(self, rate: float) -> None:
         """rate: bytes/ns."""
         self.rate, self.at, self.served = rate, 0.0, 0.0
-        self.ends: list[float] = []
-        """For each who is moving what `served` will be at the end, smallest first; served: bytes that each has had."""
+        self.targets: list[float] = []
+        """served: bytes that everybody here has had, at the time `at`. targets: at which `served` each is through,
+        smallest first."""
 
     def join(self, at: float, size: int) -> float:
-        """Begin to move `size` bytes at the time `at`, which never goes back; returns what `left` wants."""
+        """Begin to move `size` bytes at the time `at`, which never goes back. Returns the target, for `left`."""
         self._advance(at)
-        end = self.served + size
-        bisect.insort(self.ends, end)
-        return end
+        target = self.served + size
+        bisect.insort(self.targets, target)
+        return target
 
-    def left(self, end: float, at: float) -> float:
-        """ns from the time `at` until what `join` returned `end` for is through, if nobody else joins."""
+    def left(self, target: float, at: float) -> float:
+        """ns from the time `at` until who has this target is through, if nobody else joins."""
         self._advance(at)
         served, ns = self.served, 0.0
-        for done, other in enumerate(self.ends):
-            if served >= end:
+        for gone, other in enumerate(self.targets):
+            if served >= target:
                 break
-            ns += (min(other, end) - served) * (len(self.ends) - done) / self.rate
+            ns += (min(other, target) - served) * (len(self.targets) - gone) / self.rate
             served = other
         return ns
 
     def _advance(self, at: float) -> None:
-        while self.ends:
-            ns = (self.ends[0] - self.served) * len(self.ends) / self.rate
+        while self.targets:
+            ns = (self.targets[0] - self.served) * len(self.targets) / self.rate
             if self.at + ns > at:
-                self.served += max(at - self.at, 0.0) * self.rate / len(self.ends)
+                self.served += max(at - self.at, 0.0) * self.rate / len(self.targets)
                 break
             self.at += ns
-            self.served = self.ends.pop(0)
+            self.served = self.targets.pop(0)
         self.at = max(self.at, at)
 
 
@@ -222,7 +223,7 @@ class Clock:
         workgroup.bytes.clear()
         workgroup.flops = 0
         # others may join while it sleeps
-        while (left := max((pipe.left(done, workgroup.ns) for pipe, done in moving), default=0.0)) > LEAST_NS:
+        while (left := max((pipe.left(target, workgroup.ns) for pipe, target in moving), default=0.0)) > LEAST_NS:
             workgroup.ns += left
             self._sleep()
         workgroup.ns = max(end, workgroup.ns) + latency

@@ -72,8 +72,8 @@ def store_tile(
     """Store `rows` rows of a tile at y[row, col], rounded to y's type; y has `pitch` columns.
 
     With TMA, y is a tensor descriptor of blocks [BM, BN // 2] and all BM rows are stored: the accelerator only knows
-    where the whole of y ends. FIRST, REST: which part of it; narrow tiles have no first one. What is done between the
-    two takes no time of its own: the rest has to wait until the first part has been read.
+    where the whole of y ends. FIRST, REST: which part of it; narrow tiles have no first one. With TMA what is done
+    between the two takes no time of its own: the rest has to wait until the first part has been read.
     """
     if BN >= WIDE:
         # one half after the other: fewer registers, and half the shared memory

@@ -12,8 +12,8 @@ _FULL = {"idle_w": 165.0, "cap_w": 700.0, "exponent": 2.1}
 _SWEEP = "the clocks of sustained GEMMs on 32 to 132 units of an H200"
 _CLOCKS = "fitted to the clocks of half of traces/h200/validation"
 _IDLE = "fitted to the power of sustained GEMMs on 32 to 132 units of an H200"
-_WAIT = "derived: the third of a multiplying unit's that an H200's takes"
-_COPY = "assumed: near the 34 GB/s of an H200's workgroup"
+_WAIT = "derived: the share of a multiplying unit's that an H200's takes, 0.4"
+_COPY = "assumed: of the order of an H200's 43 GB/s"
 _LATE = "assumed: an atomic in the last-level cache and a round trip between GPUs"
 
 
@@ -23,7 +23,7 @@ def _unit_w(units: int, cap_w: float, idle_w: float, full_share: float) -> float
 
 
 def _gpu(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
-    numbers.setdefault("wait_w", numbers["unit_w"] / 3)
+    numbers.setdefault("wait_w", numbers["unit_w"] * 0.4)
     usual = {
         "units": _SHEET,
         "tflops": _SHEET + ", dense",
@@ -178,7 +178,7 @@ _ALL = (
         {
             "clock_mhz": "assumed",
             "busy_mhz": "assumed: not modelled",
-            "unit_w": "derived: all units run at the share of their highest clock that an H200's do",
+            "unit_w": "derived: all units run at the share of their highest clock that an H200's did in that sweep",
             "idle_w": "derived: the share of the cap that an H200 takes",
         },
         units=148,

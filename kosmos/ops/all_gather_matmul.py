@@ -6,7 +6,8 @@ Every rank holds M / ranks rows of x and its own w, and computes y = gather(x) @
                               signal: this row block is here       wait
 
 A rank's own rows need no copy: its builders start on them while its movers fetch the others, in the order in which
-the builders will ask for them. A mover whose queue is empty becomes a builder, if the policy lets it.
+the builders will ask for them, blocks of different peers part by part in turns. A mover whose queue is empty becomes a
+builder, if the policy lets it.
 """
 
 import torch
@@ -154,7 +155,7 @@ def _move(
     RANKS: tl.constexpr, SCOPE: tl.constexpr, PACED: tl.constexpr, TRACE: tl.constexpr, ALIGN: tl.constexpr,
     STAGES: tl.constexpr, CM: tl.constexpr, CN: tl.constexpr,
 ):  # fmt: skip
-    """Mover: fetch part of a peer's row block and say that it is here. Returns when and at which count it was done."""
+    """Mover: fetch part of a peer's row block and say that it is here. Returns the next record's number and its end."""
     state, _, rank, _ = here
     item = moves + ticket.to(tl.int64) * ITEM_WORDS
     chunk, row, rows = tl.load(item + CHUNK), tl.load(item + ROW), tl.load(item + ROWS)

@@ -71,7 +71,7 @@ def _part_width(k: int, block_bytes: int) -> int:
 
 
 def _runs(chunks: np.ndarray) -> np.ndarray:
-    """For each of a row of chunks the number of its run; a run ends before the first chunk that it has already."""
+    """Number the runs of a sequence of chunks: no run has a chunk twice, it ends before the first repetition."""
     runs, run, seen = np.zeros(len(chunks), int), 0, set[int]()
     for place, chunk in enumerate(chunks.tolist()):
         if chunk in seen:

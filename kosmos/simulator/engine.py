@@ -616,7 +616,7 @@ def _start(s, w, t):
         workgroup.ticks -= (t - workgroup.claimed) * s.device[flow.device].share
     _builds(s, w, 1 if builds else 0, t)
     if flow.kind != REDUCER:
-        workgroup.fetches = _fetched(s, item, s.use[flow.uses].resource, t) / item.work
+        workgroup.fetches = _fetched(s, item, flow, t) / item.work
     _advance(s, f, t)
     _sift_up(s.member[f], flow.size, flow.done + item.work, s.run[0].sequence, 0, w)
     s.run[0].sequence += 1
@@ -624,14 +624,16 @@ def _start(s, w, t):
 
 
 @compiled
-def _fetched(s, item, d, t):
+def _fetched(s, item, flow, t):
     """Bytes that a tile or a copy which begins now moves between the memory and its unit."""
-    _tick(s, d, t)
-    moved = s.device[d].moved
     total = item.writes
     for i in range(2):
         if item.blocks[i] < 0:
             break
+        # a copy reads at its source and stores at home
+        d = s.use[flow.uses].resource if i == 0 else flow.device
+        _tick(s, d, t)
+        moved = s.device[d].moved
         total += item.reads[i] * (1.0 - np.exp((s.block[item.blocks[i]] - moved) / s.run[0].cache))
         s.block[item.blocks[i]] = moved
     return total

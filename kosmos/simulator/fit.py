@@ -101,8 +101,10 @@ def fit(machine: Machine, traces: Iterable[Trace]) -> Fit:
         return np.array([*data, *(factors / PRIOR)])
 
     most = np.array([np.log(MOST.get(name, np.inf) / value) for name, value in zip(names, before)])
-    # a ceiling of the clock that is too low explains every clock: begin below the cap's as well
-    starts = [np.where([name == "unit_w" for name in names], higher, 0.0) for higher in (0.0, 0.5)]
+    # where busy_mhz is below what the cap allows unit_w does not matter, and the fit would stay there: a second start
+    # with less under the cap
+    more = (0.0, 0.5) if machine.cap_w else (0.0,)
+    starts = [np.where([name == "unit_w" for name in names], shift, 0.0) for shift in more]
     solved = min(
         (
             least_squares(off, np.minimum(start, most - 0.01), bounds=(-np.inf, most), x_scale=0.1, loss="soft_l1")

@@ -239,7 +239,7 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
         "wait_w": machine.wait_w,
         "exponent": machine.exponent,
         "byte_pj": machine.byte_pj,
-        "cache": max(machine.cache_mb * 1e6, 1.0),
+        "cache": max(machine.cache_mb * 1e6, 1.0),  # it is divided by
         "busy_share": machine.busy_share,
         "clock_step": machine.clock_step_mhz / machine.clock_mhz,
         "width": max(work.work["builder"].sum() / people / engine.BINS, 1.0),

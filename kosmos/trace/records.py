@@ -37,8 +37,8 @@ def decode(buffer: np.ndarray, tick_ns: int = 1) -> tuple[pa.Table, dict[str, An
     Spans come rank by rank, workgroup by workgroup, in the order in which they were done; nothing is mended.
 
     The second value holds `epoch` (ticks), `dropped` (a list of {rank, workgroup, records} for every slice that was
-    too small), `enter_ns` and `leave_ns` ([ranks][workgroups], ns from the epoch, None where nothing ran), ready
-    for a trace's `meta`.
+    too small; rows of no record are counted, too, if they are among what is lost), `enter_ns` and `leave_ns`
+    ([ranks][workgroups], ns from the epoch, None where nothing ran), ready for a trace's `meta`.
 
     Raises KosmosTraceError for a buffer of another layout and for a record whose role does not exist.
     """
