@@ -15,6 +15,7 @@ from kosmos.trace import ROLES, Trace
 
 PLANS_KEPT = 32
 SLOWEST_LINK_GBPS = 0.1
+"""All workgroups of a rank that queue up on one such link are through within the 2 s that a record can tell."""
 
 
 class World:

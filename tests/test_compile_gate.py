@@ -240,7 +240,7 @@ def test_all_paths_are_followed():
     assert caught(bulk, "@%p1" + but_last + "bar.sync 0;") == 1
     twice = but_last + "bar.sync 0; atom.global.sys.release.add.u32 %r2, [ %rd1 + 0 ], %r3; bar.sync 0;"
     assert caught(bulk, twice) == 1
-    with pytest.raises(ValueError, match="before the last bulk store is committed"):
+    with pytest.raises(ValueError, match="does not wait for a bulk store before it is committed"):
         caught(bulk.replace("cp.async.bulk.commit_group;", but_last + "cp.async.bulk.commit_group;"), "bar.sync 0;")
     with pytest.raises(ValueError, match="a second bulk store in one group"):
         caught(bulk.replace("cp.async.bulk.commit_group;", "") + bulk, but_last)

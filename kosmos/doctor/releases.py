@@ -183,9 +183,7 @@ def _ptx(assembly: str):
                 committed = True
             elif re.match(r"cp\.async\.bulk\.wait_group\s+[01]$", text) and not predicate:
                 if not committed:
-                    raise ValueError(
-                        f"line {number}: {text} before the last bulk store is committed waits for others only"
-                    )
+                    raise ValueError(f"line {number}: {text} does not wait for a bulk store before it is committed")
                 yield Event("drain" if text.endswith("0") else "spare", number)
             elif re.match(r"st\b(?!\.(shared|local|param))", text):
                 yield Event("stored", number)

@@ -176,9 +176,6 @@ def _move(
             ticks_per_byte,
         )
     done, claimed = record(log, done, MOVER, ticket, claimed, started, TRACE)
-    if PACED:
-        # the link may have taken longer than a timer word can tell
-        claimed = stamp(TRACE)
     signal(counter_of(state, arrived, RANKS), SCOPE)
     return done, claimed
 
