@@ -13,6 +13,7 @@ import kosmos
 from kosmos import paper, validation
 from kosmos.errors import KosmosArgumentError
 from kosmos.machine import machines
+from kosmos.trace.schema import QUEUE, conform
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "traces" / "h200" / "validation"
@@ -43,9 +44,8 @@ def test_the_halves_are_those_that_are_said(validated):
 
 def test_what_was_recorded_ran_these_queues(validated):
     for one in validated.predictions:
-        recorded, made = one.measured.queue, validation.queues_of(one.measured).table()
-        names = sorted(made.column_names)
-        assert made.select(names).equals(recorded.select(names).cast(made.select(names).schema)), one.name
+        made = conform(validation.queues_of(one.measured).table(), QUEUE, "queue")
+        assert made.equals(one.measured.queue), one.name
         assert not one.measured.problems() and not one.model.problems()
         assert one.model.meta["model"] and one.model.ranks == one.measured.ranks
         assert len(one.model.spans) == len(one.measured.spans)

@@ -228,11 +228,10 @@ class Machine:
         cost = {}
         for role, table in items.items():
             first = table[:1]
-            sizes, counts = np.unique(
-                np.stack([first["rows"], first["cols"]], -1).reshape(-1, 2), axis=0, return_counts=True
-            )
+            sizes, counts = np.unique(first["rows"].astype(np.int64) << 32 | first["cols"], return_counts=True)
             total = 0.0
-            for (rows, cols), count in zip(sizes.astype(float).tolist(), counts.tolist()):
+            for size, count in zip(sizes.tolist(), counts.tolist()):
+                rows, cols = float(size >> 32), float(size & 0xFFFFFFFF)
                 if role == "builder":
                     each = self.tile_ns(2 * rows * cols * k, (rows + cols) * k * itemsize, itemsize)
                 elif role == "reducer":

@@ -60,13 +60,12 @@ class Queues:
 
     def table(self) -> pa.Table:
         """The items of all queues as a trace keeps them."""
-        parts = []
-        for role, table in self.items.items():
-            columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]).reshape(-1) for name in FIELDS}
-            columns["item"] = columns.pop("index")
-            columns["role"] = pa.array([role] * table.size, pa.string())
-            parts.append(pa.table(columns))
-        return pa.concat_tables(parts)
+        tables = self.items.values()
+        columns: dict[str, Any] = {name: np.concatenate([table[name].ravel() for table in tables]) for name in FIELDS}
+        columns["item"] = columns.pop("index")
+        codes = np.repeat(np.arange(len(tables), dtype=np.int8), [table.size for table in tables])
+        columns["role"] = pa.DictionaryArray.from_arrays(codes, list(self.items))
+        return pa.table(columns)
 
 
 def tile_table(rank: int, ranks: int, chunk_rows: int, cols: int, tile: Tile) -> np.recarray:

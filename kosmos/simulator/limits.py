@@ -42,7 +42,7 @@ def _work_ns(work: Work) -> float:
         share = machine.clock_share(busy * work.product_share, 0.0, busy * stream)
         return busy * share
 
-    least = 0.0
+    asked = set()
     for device in range(work.devices):
         ranks = slice(device * machine.sharing, (device + 1) * machine.sharing)
         build = float(work.work["builder"][ranks].sum())
@@ -51,6 +51,9 @@ def _work_ns(work: Work) -> float:
             for role, table in work.work.items()
             if role != "builder"
         )
+        asked.add((build, copy))
+    least = 0.0
+    for build, copy in asked:
         low, high = copy / units, (copy + 20 * build) / units + 1
         for _ in range(60):
             middle = (low + high) / 2

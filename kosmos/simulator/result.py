@@ -83,14 +83,15 @@ def _series(work: Work, state: engine.State) -> tuple[pa.Table, dict[str, Any]]:
         rows += [("links in", rank, into[rank], "GB/s") for rank in range(ranks)]
     if ranks <= PAIRS:
         rows += [(f"link from {source}", rank, rates, "GB/s") for (source, rank), rates in pairs.items()]
-    count = len(rows)
+    names, owners, values, units = zip(*rows)
+    of = pa.array(np.repeat(np.arange(len(rows)), bins))
     table = pa.table(
         {
-            "name": pa.array(np.repeat([row[0] for row in rows], bins)),
-            "rank": pa.array(np.repeat(np.array([row[1] for row in rows], np.int32), bins)),
-            "time_ns": pa.array(np.tile(np.floor(begins).astype(np.int64), count)),
-            "value": pa.array(np.concatenate([row[2] for row in rows])),
-            "unit": pa.array(np.repeat([row[3] for row in rows], bins)),
+            "name": pa.array(names).take(of),
+            "rank": pa.array(owners, pa.int32()).take(of),
+            "time_ns": pa.array(np.tile(np.floor(begins).astype(np.int64), len(rows))),
+            "value": pa.array(np.concatenate(values)),
+            "unit": pa.array(units).take(of),
         }
     )
     return table, {"counters": {"bin_ns": width, "end_ns": now, "value": "mean of the bin that begins at time_ns"}}

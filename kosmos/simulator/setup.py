@@ -53,9 +53,9 @@ def work_of(
     flops = 2.0 * tile.rows * tile.cols * steps
     operands = (tile.rows + tile.cols) * k * itemsize
     stored = tiles["rows"].astype(np.int64) * tiles["cols"] * itemsize
-    sizes, place = np.unique(stored, return_inverse=True)
+    sizes = np.unique(stored)
     each = np.array([machine.tile_ns(flops, operands + size, itemsize, flat=flat) for size in sizes])
-    work = {"builder": each[place].reshape(tiles.shape)}
+    work = {"builder": each[np.searchsorted(sizes, stored)]}
     top = {"builder": 1.0}
     parts = queues.ranks + 1 if queues.ranks > 1 else 2
     for role, carried in (("mover", 2), ("reducer", parts)):
@@ -64,7 +64,7 @@ def work_of(
             work[role] = table["rows"].astype(float) * table["cols"] * itemsize
             top[role] = 1 / machine.carry_ns(float(carried), adds=role == "reducer")
     product = flops / (machine.flops_per_ns * (machine.narrow if itemsize == 1 else 1.0))
-    once = np.array([_rows_and_columns(rank) for rank in tiles]) * float(k * itemsize) + stored.sum(axis=1)
+    once = _rows_and_columns(tiles) * float(k * itemsize) + stored.sum(axis=1)
     return Work(
         queues,
         machine,
@@ -78,13 +78,20 @@ def work_of(
     )
 
 
-def _rows_and_columns(tiles: np.ndarray) -> int:
-    """How many rows and columns of operands the tiles of a rank read altogether."""
-    total = 0
-    for block, size in (("row", "rows"), ("col", "cols")):
-        _, first = np.unique(tiles[block], return_index=True)
-        total += int(tiles[size][first].sum())
-    return total
+def _blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Of tiles or copies [ranks, items]: the row block of each, its column block, and how many row blocks there are."""
+    bands = int(table["band"].max(initial=0)) + 1
+    return table["chunk"].astype(np.int64) * bands + table["band"], table["column"], len(table) * bands
+
+
+def _rows_and_columns(tiles: np.ndarray) -> np.ndarray:
+    """How many rows and columns of operands the tiles of each rank read altogether."""
+    row, column, rows = _blocks(tiles)
+    own = np.arange(len(tiles))[:, None]
+    size = np.zeros((len(tiles), rows + int(column.max()) + 1))
+    size[own, row] = tiles["rows"]
+    size[own, rows + column] = tiles["cols"]
+    return size.sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -242,6 +249,7 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
         "cache": max(machine.cache_mb * 1e6, 1.0),  # it is divided by
         "busy_share": machine.busy_share,
         "clock_step": machine.clock_step_mhz / machine.clock_mhz,
+        "starter": -1,
         "width": max(work.work["builder"].sum() / people / engine.BINS, 1.0),
     }.items():
         run[name] = value
@@ -275,13 +283,10 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
 
 def _operands(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
     """What the tiles read and write, into the engine's items [ranks, items]."""
-    _, row = np.unique(table["row"], return_inverse=True)
-    _, col = np.unique(table["col"], return_inverse=True)
-    row, col = row.reshape(table.shape), col.reshape(table.shape)
-    many = row.max(initial=-1) + col.max(initial=-1) + 2
-    own = np.arange(len(table))[:, None] * many
+    row, column, after = _blocks(table)
+    own = np.arange(len(table))[:, None] * (after + int(column.max()) + 1)
     rows["blocks"][..., 0] = own + row
-    rows["blocks"][..., 1] = own + row.max(initial=-1) + 1 + col
+    rows["blocks"][..., 1] = own + after + column
     rows["reads"][..., 0] = table["rows"].astype(float) * work.k * work.itemsize
     rows["reads"][..., 1] = table["cols"].astype(float) * work.k * work.itemsize
     rows["writes"] = table["rows"].astype(float) * table["cols"] * work.itemsize
@@ -290,12 +295,11 @@ def _operands(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
 def _sources(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
     """The part of a peer's row block that each copy reads, and the row block of which it then is a part, into the
     engine's items [ranks, items]."""
-    _, part = np.unique(np.stack([table["row"], table["col"]], -1).reshape(-1, 2), axis=0, return_inverse=True)
     # after the blocks of all ranks' tiles
-    tiles = work.queues.items["builder"]
-    row = np.unique(tiles["row"])
-    many = len(row) + len(np.unique(tiles["col"]))
-    rows["blocks"][..., 0] = work.queues.ranks * many + part.reshape(table.shape)
+    _, columns, after = _blocks(work.queues.items["builder"])
+    many = after + int(columns.max()) + 1
+    row, part, _ = _blocks(table)
+    rows["blocks"][..., 0] = len(table) * many + row * (int(part.max(initial=0)) + 1) + part
     rows["reads"][..., 0] = rows["work"]
     # it is not read, but what has just been stored is in the cache
-    rows["blocks"][..., 1] = np.arange(len(table))[:, None] * many + np.searchsorted(row, table["row"])
+    rows["blocks"][..., 1] = np.arange(len(table))[:, None] * many + row
