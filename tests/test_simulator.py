@@ -1,5 +1,6 @@
 """The simulator: against the emulator, against references of its own, against conservation; bounds, sweeps, errors."""
 
+import contextlib
 import functools
 import signal
 import subprocess
@@ -377,6 +378,7 @@ def test_energy_is_that_of_the_units_and_the_bytes():
     assert 0.999 * least < moved < 2 * least, "all operands once, some again"
     watts = [
         4 * machine.idle_w * lasted,
+        present * machine.on_w,
         building * machine.unit_w * work.product_share,
         (present - building) * machine.wait_w,
         moved * machine.byte_pj * 1e-3,
@@ -633,6 +635,24 @@ def _named(name, function):
     return function
 
 
+def test_a_policy_function_cannot_change_what_it_is_told():
+    def greedy(view):
+        view.head["builder"] = 0
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        simulate(RS, policy=greedy)
+
+
+def test_code_that_cannot_be_kept_is_compiled_all_the_same(monkeypatch):
+    def nowhere(cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: (function, options)
+
+    monkeypatch.setattr(engine, "njit", nowhere)
+    assert engine.inlined(len) == (len, {"_nrt": False, "forceinline": True})
+
+
 def test_a_policy_or_an_order_that_never_ends_is_stopped(monkeypatch):
     monkeypatch.setattr(watch, "CALL_SECONDS", 0.3)
 
@@ -640,11 +660,21 @@ def test_a_policy_or_an_order_that_never_ends_is_stopped(monkeypatch):
         while True:
             pass
 
+    def deaf(_):
+        with contextlib.suppress(BaseException):
+            endless(_)
+        endless(_)
+
     begin = time.monotonic()
-    with pytest.raises(KosmosArgumentError, match="policy endless does not end: a call of it was stopped after 0.3 s"):
+    stopped = "does not end: a call of it was stopped after"
+    with pytest.raises(KosmosArgumentError, match=f"policy endless {stopped} 0.3 s"):
         simulate(RS, policy=endless)
-    with pytest.raises(KosmosArgumentError, match="order endless does not end: a call of it was stopped after 0.3 s"):
+    with pytest.raises(KosmosArgumentError, match=f"order endless {stopped} 0.3 s"):
         simulate(RS, order=endless)
+    with pytest.raises(KosmosArgumentError, match=f"policy deaf {stopped} 1.[34] s"):
+        simulate(RS, policy=deaf)
+    with pytest.raises(KosmosArgumentError, match=f"policy <lambda> {stopped} 0.6 s"):
+        simulate(RS, policy=lambda view: time.sleep(0.6))
     assert time.monotonic() - begin < 10
     # many quick calls take longer together than one may
     slow = simulate(RS, policy=lambda view: time.sleep(0.001) or next((r for r in view.head if view.left(r)), None))
@@ -731,6 +761,19 @@ def test_no_run_is_below_its_bounds(how):
     arguments = {name: value for name, value in how.items() if name not in ("op", "policy")}
     again = kosmos.bounds(how["op"], **arguments, tile=(64, 64), workgroups=10)
     assert {name: round(ns) for name, ns in again.items()} == bounds
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(m=8192, n=16, k=8192, machine="H200/8", policy="two_way:4"),
+        dict(m=8000, n=2, k=4096, machine="MI300X/8", tile=(1000, 1), order="random:789"),
+        dict(m=4096, n=2048, k=1024, machine=replace(machines["H200"], on_w=9.0), policy="one_way:16"),
+    ],
+)
+def test_what_the_cache_may_have_and_units_that_slow_others_down_are_no_bound(how):
+    trace = kosmos.simulate(AG, ranks=8, **how)
+    assert 0 < max(trace.meta["bounds"].values()) <= trace.summary()["makespan_ns"]
 
 
 def test_bounds_are_near_what_binds():

@@ -55,7 +55,7 @@ def test_makespans_of_the_held_out_half(validated):
     errors = validated.errors()
     assert np.median(errors) <= 0.05 and np.quantile(errors, 0.9) <= 0.10
     # what is reached today, with a little room: a worse model should be noticed
-    assert np.median(errors) <= 0.04 and np.quantile(errors, 0.9) <= 0.085 and errors.max() <= 0.12
+    assert np.median(errors) <= 0.03 and np.quantile(errors, 0.9) <= 0.075 and errors.max() <= 0.12
     noise = [one.noise for one in validated.predictions]
     assert np.median(noise) < 0.01, "launches of one setting are alike, so that errors are the model's"
 

@@ -8,34 +8,40 @@ from kosmos.machine.model import Machine
 
 _SHEET = "data sheet"
 _SUMS = "derived: AMD's data sheet gives the sum of both directions of all links"
-_FULL = {"idle_w": 165.0, "cap_w": 700.0, "exponent": 2.1}
-_SWEEP = "the clocks of sustained GEMMs on 32 to 132 units of an H200"
-_CLOCKS = "fitted to the clocks of half of traces/h200/validation"
-_IDLE = "fitted to the power of sustained GEMMs on 32 to 132 units of an H200"
-_WAIT = "derived: the share of a multiplying unit's that an H200's takes, 0.4"
+_SWEEP = "fitted to a sustained sweep of an H200, traces/h200/power/workgroups.json"
+_FITTED = "fitted to half of the traces in traces/h200/validation"
+_EXPONENT, _IDLE_SHARE = 2.7, 150 / 685
+"""Of a law without on_w, fitted to that sweep: for GPUs that nobody measured here. idle_w is that share of the cap."""
+_WAIT_SHARE, _BYTE_PJ = 0.25, 25.0
+"""Fitted to the traces with that law. wait_w is that share of unit_w."""
+_PLAIN = "assumed: that of an H200 in a law without on_w"
 _COPY = "assumed: of the order of an H200's 43 GB/s"
 _LATE = "assumed: an atomic in the last-level cache and a round trip between GPUs"
 
 
 def _unit_w(units: int, cap_w: float, idle_w: float, full_share: float) -> float:
     """unit_w of a machine that runs at `full_share` of its highest clock when all of its units multiply."""
-    return (cap_w - idle_w) / (units * full_share ** _FULL["exponent"])
+    return (cap_w - idle_w) / (units * full_share**_EXPONENT)
 
 
 def _gpu(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
-    numbers.setdefault("wait_w", numbers["unit_w"] * 0.4)
+    if "wait_w" not in numbers:
+        numbers |= {"wait_w": numbers["unit_w"] * _WAIT_SHARE, "exponent": _EXPONENT, "byte_pj": _BYTE_PJ}
     usual = {
         "units": _SHEET,
         "tflops": _SHEET + ", dense",
         "memory_gbps": _SHEET,
         "clock_mhz": _SHEET,
-        "peak_mhz": _SHEET,
+        "peak_mhz": "0: the data sheet's rate is that at its highest clock",
         "cap_w": _SHEET,
         "copy_gbps": _COPY,
         "atomic_ns": _LATE,
         "link_ns": _LATE,
-        "wait_w": _WAIT,
-        "exponent": _SWEEP + "; taken to hold for every GPU",
+        "idle_w": "assumed: the share of the cap that an H200 takes in a law without on_w",
+        "on_w": "0: a law without it",
+        "wait_w": "assumed: the share of a multiplying unit's that an H200's takes in a law without on_w",
+        "exponent": _PLAIN,
+        "byte_pj": _PLAIN,
         "narrow": _SHEET,
         "memory_share": "a large copy on an H200 reaches 4.3 of 4.8 TB/s; taken to hold for every GPU",
     }
@@ -50,33 +56,20 @@ def _amd(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
             "topology": "AMD: a mesh of 7 links, no switch",
             "cache_mb": _SHEET + ": the last-level cache",
             "efficiency": "AMD's maximum achievable FLOP/s: an MI300X reaches 94 % of its peak at the clock it runs at",
-            "idle_w": "derived: the share of the cap that an H200 takes",
-            "byte_pj": _CLOCKS + "; taken to hold for every GPU",
             **sources,
         },
-        **{"topology": "mesh", "efficiency": 0.94, "cache_mb": 256.0, "exponent": _FULL["exponent"], "byte_pj": 16.0}
-        | numbers,
+        **{"topology": "mesh", "efficiency": 0.94, "cache_mb": 256.0} | numbers,
     )
 
 
 def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
-    measured = "fitted to half of the traces in traces/h200/validation"
+    fitted = _FITTED if name == "H200" else "assumed: an H200's, " + _FITTED
     return _gpu(
         name,
         {
             "link_gbps": _SHEET + ", per direction",
             "topology": "NVIDIA: a switch, so that one pair can use all of a port",
-            "efficiency": measured,
-            "tile_start_ns": measured,
-            "tile_fill_ns": measured,
-            "busy_mhz": measured,
-            "copy_gbps": measured,
-            "reduce_gbps": measured,
-            "atomic_ns": measured,
-            "idle_w": _IDLE,
-            "unit_w": _CLOCKS,
-            "wait_w": _CLOCKS,
-            "byte_pj": _CLOCKS,
+            **dict.fromkeys(("efficiency", "tile_start_ns", "tile_fill_ns", "atomic_ns"), fitted),
             "cache_mb": _SHEET,
             "flatten": "the kernels for sm_90",
             **sources,
@@ -86,10 +79,7 @@ def _nvidia(name: str, sources: dict[str, str], **numbers: Any) -> Machine:
             "efficiency": 0.996,
             "tile_start_ns": 1917.0,
             "tile_fill_ns": 1214.0,
-            "copy_gbps": 43.4,
-            "reduce_gbps": 37.4,
             "atomic_ns": 633.0,
-            "byte_pj": 16.0,
         }
         | numbers,
     )
@@ -102,16 +92,32 @@ _HOPPER: dict[str, Any] = dict(
     link_gbps=450,
     clock_mhz=1980,
     flatten=True,
-    unit_w=6.51,
-    wait_w=2.61,
-    busy_mhz=1783,
+    copy_gbps=43.4,
+    reduce_gbps=37.4,
+    cap_w=700,
+    idle_w=141.0,
+    on_w=2.33,
+    unit_w=5.15,
+    wait_w=0.44,
+    exponent=4.5,
+    byte_pj=8.05,
+    busy_mhz=1793,
     cache_mb=50,
-    **_FULL,
 )
+_PEAK = "derived: the clock at which 132 units of 4096 operations a cycle make the data sheet's rate"
+_H200_SOURCES = {
+    "peak_mhz": _PEAK,
+    **dict.fromkeys(("idle_w", "on_w", "exponent"), _SWEEP),
+    **dict.fromkeys(("copy_gbps", "reduce_gbps", "unit_w", "wait_w", "byte_pj", "busy_mhz"), _FITTED),
+}
+_H100_SOURCES = {
+    "peak_mhz": _PEAK,
+    **{name: "assumed: an H200's, the same die, " + said for name, said in _H200_SOURCES.items() if said != _PEAK},
+}
 # the whole of its idle share and of its full-load clock is that of an MI355X: the same die
-_MI355X_IDLE, _MI355X_FULL = 165 / 700 * 1400, 1610 / 2517 / 0.94
+_MI355X_IDLE, _MI355X_FULL = _IDLE_SHARE * 1400, 1610 / 2517 / 0.94
 _MI355X_UNIT = _unit_w(256, 1400, _MI355X_IDLE, _MI355X_FULL)
-_B200_IDLE = 165 / 700 * 1000
+_CDNA4 = "derived: units of 4096 operations a cycle, at the highest clock"
 
 _ALL = (
     Machine(
@@ -139,12 +145,13 @@ _ALL = (
         copy_gbps=30,
         clock_mhz=2100,
         cap_w=750,
-        idle_w=165 / 700 * 750,
-        unit_w=_unit_w(304, 750, 165 / 700 * 750, 1207 / 2100),
+        idle_w=_IDLE_SHARE * 750,
+        unit_w=_unit_w(304, 750, _IDLE_SHARE * 750, 1207 / 2100),
     ),
     _amd(
         "MI350X",
         {
+            "tflops": _CDNA4,
             "idle_w": "derived: that of an MI355X, the same die",
             "unit_w": "derived: that of an MI355X at the same clock, the same die",
         },
@@ -156,11 +163,14 @@ _ALL = (
         clock_mhz=2200,
         cap_w=1000,
         idle_w=_MI355X_IDLE,
-        unit_w=_MI355X_UNIT * (2200 / 2400) ** _FULL["exponent"],
+        unit_w=_MI355X_UNIT * (2200 / 2400) ** _EXPONENT,
     ),
     _amd(
         "MI355X",
-        {"unit_w": "derived: the full-load clock at which 94 % of peak are the 1610 TFLOP/s that HipKittens reports"},
+        {
+            "tflops": _CDNA4,
+            "unit_w": "derived: the full-load clock at which 94 % of peak are the 1610 TFLOP/s that HipKittens reports",
+        },
         units=256,
         tflops=2517,
         memory_gbps=8000,
@@ -171,15 +181,15 @@ _ALL = (
         idle_w=_MI355X_IDLE,
         unit_w=_MI355X_UNIT,
     ),
-    _nvidia("H100", {"unit_w": "derived: that of an H200, the same die"}, memory_gbps=3350, **_HOPPER),
-    _nvidia("H200", {}, memory_gbps=4800, **_HOPPER),
+    _nvidia("H100", _H100_SOURCES, memory_gbps=3350, **_HOPPER),
+    _nvidia("H200", _H200_SOURCES, memory_gbps=4800, **_HOPPER),
     _nvidia(
         "B200",
         {
             "clock_mhz": "assumed",
             "busy_mhz": "assumed: not modelled",
-            "unit_w": "derived: all units run at the share of their highest clock that an H200's did in that sweep",
-            "idle_w": "derived: the share of the cap that an H200 takes",
+            "reduce_gbps": _COPY,
+            "unit_w": "derived: all units run at the share of their highest clock that an H200's do in a sustained run",
         },
         units=148,
         tflops=2250,
@@ -190,9 +200,8 @@ _ALL = (
         cache_mb=126,
         reduce_gbps=50,
         cap_w=1000,
-        idle_w=_B200_IDLE,
-        unit_w=_unit_w(148, 1000, _B200_IDLE, 1480 / 1980),
-        exponent=_FULL["exponent"],
+        idle_w=_IDLE_SHARE * 1000,
+        unit_w=_unit_w(148, 1000, _IDLE_SHARE * 1000, 1443 / 1980),
     ),
 )
 

@@ -21,7 +21,7 @@ NAP_NS = 40
 
 MAY_BE_ZERO = {
     *("memory_ns", "link_ns", "atomic_ns", "tile_start_ns", "tile_fill_ns", "peak_mhz", "busy_mhz"),
-    *("cap_w", "idle_w", "unit_w", "wait_w", "byte_pj"),
+    *("cap_w", "idle_w", "on_w", "unit_w", "wait_w", "byte_pj"),
 }
 MAY_BE_NONE = {"tile_start_ns", "reduce_gbps"}
 WHOLE = {"units", "sharing"}
@@ -46,6 +46,8 @@ def _allowed(name: str, value: Any) -> str:
     if name in MAY_BE_NONE and value is None:
         return ""
     kind = "a whole number" if name in WHOLE else "a number"
+    if name == "exponent" and isinstance(value, int | float) and not value >= 1:
+        return "a number, 1 or more"
     number = isinstance(value, int if name in WHOLE else int | float) and not isinstance(value, bool)
     least = "0 or more" if name in MAY_BE_ZERO else "above 0"
     if number and math.isfinite(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO)):
@@ -92,8 +94,9 @@ class Machine:
     flatten: bool = _fact("", "whether builders that wait for nobody take their tickets a tile ahead", default=False)
     cap_w: float = _fact("W", "power cap of a device; 0: power is not modelled", default=0)
     idle_w: float = _fact("W", "power of an idle device", default=0)
-    unit_w: float = _fact("W", "power of one unit that multiplies without a pause, at the highest clock", default=0)
-    wait_w: float = _fact("W", "power of one unit whose workgroup waits or copies, at the highest clock", default=0)
+    on_w: float = _fact("W", "power of one unit that has a workgroup, whatever its clock", default=0)
+    unit_w: float = _fact("W", "more, of one unit that multiplies without a pause, at the highest clock", default=0)
+    wait_w: float = _fact("W", "more, of one unit whose workgroup waits or copies, at the highest clock", default=0)
     exponent: float = _fact("", "power of a unit grows with this power of its clock", default=2.6)
     byte_pj: float = _fact("pJ/byte", "energy of moving a byte between memory and units", default=0)
     busy_mhz: float = _fact("MHz", "highest clock of a device while a unit multiplies; 0: clock_mhz", default=0.0)
@@ -250,7 +253,7 @@ class Machine:
         """
         if not self.cap_w:
             return 1.0
-        budget = self.cap_w - self.idle_w - stream_gbps * self.byte_pj * 1e-3
+        budget = self.cap_w - self.idle_w - (busy + waiting) * self.on_w - stream_gbps * self.byte_pj * 1e-3
         allowed = clock_share(
             budget, busy * self.unit_w + waiting * self.wait_w, self.exponent, own_gbps * self.byte_pj * 1e-3
         )

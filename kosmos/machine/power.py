@@ -11,6 +11,8 @@ def clock_share(budget_w: float, compute_w: float, exponent: float, stream_w: fl
     if compute_w + stream_w <= budget_w:
         return 1.0
     low = 0.05
+    if budget_w <= 0.0:
+        return low
     x = 1.0
     # Newton's steps on an increasing convex function come down to the root from above
     for _ in range(40):

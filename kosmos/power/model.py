@@ -5,8 +5,7 @@
 An active unit draws something for being on, and something that goes with its clock and the square of a voltage that
 falls with the clock: a power of the clock. The cap picks the highest clock at which the sum fits; throughput is then
 rate × active × clock. What comes out is a model's; the parameters describe a measured curve and are no data of a chip.
-The simulator finds its clocks by the same function, kosmos.machine.power.clock_share, with parameters of its own:
-they are fitted to clocks counted in kernels, these to the sensor's.
+The simulator's law is the same: its H200 has this idle_w, on_w and exponent, and unit_w from clocks of short bursts.
 """
 
 from collections.abc import Sequence
@@ -84,10 +83,8 @@ class Observation:
     gbps: float = 0.0
 
 
-FREE = ("idle_w", "on_w", "unit_w", "exponent", "rate")
-"""What is fitted. rate: TFLOP/s of a busy unit at one MHz."""
-
-LOWEST, HIGHEST = (0.0, 0.0, 0.01, 1.0, 0.0), (2000.0, 100.0, 100.0, 8.0, 1.0)
+FREE = {"idle_w": (0, 2000), "on_w": (0, 100), "unit_w": (0.01, 100), "exponent": (1, 8), "rate": (0, 1)}
+"""What is fitted, and within which limits. rate: TFLOP/s of a busy unit at one MHz."""
 
 OFF = {"mhz": 0.005, "watts": 0.01, "tflops": 0.01}
 """How exactly each is taken to be known, relative: its weight in the fit."""
@@ -128,7 +125,7 @@ class Fit:
         found = []
         for fold in folds:
             seen = [one for at, one in enumerate(known) if at not in fold]
-            again = fit(seen, self.model.max_mhz, self.model.byte_pj)
+            again = fit(seen, self.model.max_mhz, self.model.byte_pj, on="on_w" in self.error)
             found += again.residuals([known[at] for at in fold])
         return sorted(found, key=lambda row: row["workgroups"])
 
@@ -152,11 +149,12 @@ class Fit:
         return "\n".join(lines)
 
 
-def fit(observations: Sequence[Observation], max_mhz: float, byte_pj: float = 0.0) -> Fit:
+def fit(observations: Sequence[Observation], max_mhz: float, byte_pj: float = 0.0, *, on: bool = True) -> Fit:
     """The PowerModel that describes sustained runs over the number of workgroups best, by least squares (scipy).
 
-    The cap is what the runs below the highest clock drew in the mean. Raises KosmosArgumentError for fewer than five
-    observations, or if none of them or all of them are held by the cap: then the curve has no bend to fit.
+    on: False fits the plainer law with on_w = 0. The cap is what the runs below the highest clock drew in the mean.
+    Raises KosmosArgumentError for fewer than five observations, or if none of them or all of them are held by the cap:
+    then the curve has no bend to fit.
     """
     try:
         from scipy.optimize import curve_fit
@@ -174,20 +172,26 @@ def fit(observations: Sequence[Observation], max_mhz: float, byte_pj: float = 0.
     columns = {name: np.array([getattr(one, name) for one in known], float) for name in (*OFF, "gbps")}
     active = np.array([busy(one.workgroups, one.tiles).item() for one in known])
 
-    def predicted(_: Any, idle: float, on: float, unit: float, exponent: float, rate: float) -> np.ndarray:
-        model = PowerModel(cap, max_mhz, idle, unit, exponent, on, byte_pj)
-        mhz = model.mhz(active, columns["gbps"])
-        said = {"mhz": mhz, "watts": model.watts(active, mhz, columns["gbps"]), "tflops": rate * active * mhz}
+    names = [name for name in FREE if on or name != "on_w"]
+
+    def model(values: Sequence[float]) -> tuple[PowerModel, float]:
+        given = dict(zip(names, values))
+        rate = given.pop("rate")
+        return PowerModel(cap, max_mhz, byte_pj=byte_pj, **given), rate
+
+    def predicted(_: Any, *values: float) -> np.ndarray:
+        tried, rate = model(values)
+        mhz = tried.mhz(active, columns["gbps"])
+        said = {"mhz": mhz, "watts": tried.watts(active, mhz, columns["gbps"]), "tflops": rate * active * mhz}
         return np.concatenate([said[name] / columns[name] for name in OFF])
 
     # a start from the curve itself: the least busy run is not capped, and one that is says how deep the clock falls
     free = int(np.argmin(active))
     each = columns["watts"][free] / active[free]
-    start = (0.2 * cap, 0.2 * each, 0.6 * each, 3.0)
     rate = columns["tflops"][free] / active[free] / columns["mhz"][free]
+    start = {"idle_w": 0.2 * cap, "on_w": 0.2 * each, "unit_w": 0.6 * each, "exponent": 3.0, "rate": rate}
+    bounds = [[FREE[name][side] for name in names] for side in (0, 1)]
     wanted = np.ones(len(OFF) * len(known))
     sigma = np.repeat(list(OFF.values()), len(known))
-    found, covariance = curve_fit(predicted, None, wanted, (*start, rate), sigma, bounds=(LOWEST, HIGHEST))
-    error = dict(zip(FREE, np.sqrt(np.diag(covariance)).tolist()))
-    idle, on, unit, exponent, rate = found.tolist()
-    return Fit(PowerModel(cap, max_mhz, idle, unit, exponent, on, byte_pj), rate, error, known)
+    found, covariance = curve_fit(predicted, None, wanted, [start[name] for name in names], sigma, bounds=bounds)
+    return Fit(*model(found.tolist()), dict(zip(names, np.sqrt(np.diag(covariance)).tolist())), known)

@@ -18,13 +18,13 @@ memory what is not there any more. What goes through the memory puts out lines a
 one that read or stored the block began, a cache of C bytes still has exp(-d / C) of it.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from kosmos.machine import power
-from kosmos.machine.model import NAP_NS
 
 MOVER, BUILDER, REDUCER = 0, 1, 2
 FIXED, ONE_WAY, TWO_WAY, ASKED = 0, 1, 2, 3
@@ -50,11 +50,13 @@ RUN = np.dtype(
         ("flatten", np.int64),
         ("atomic_ns", np.float64),
         ("signal_ns", np.float64),  # to a peer
+        ("nap_ns", np.float64),  # between two rounds of a wait
         ("end_ns", np.float64),  # latency at the end of a copy
         ("pace", np.float64),  # ns a byte of a paced link, 0: none is paced
         ("cap_w", np.float64),  # 0: power is not modelled
         ("idle_w", np.float64),
-        ("unit_w", np.float64),  # of a workgroup that builds
+        ("on_w", np.float64),  # of a workgroup, at any clock
+        ("unit_w", np.float64),  # of one that builds, at the highest
         ("wait_w", np.float64),  # of one that does not
         ("exponent", np.float64),
         ("byte_pj", np.float64),
@@ -190,12 +192,22 @@ class State(NamedTuple):
     moved: np.ndarray  # [devices, BINS] bytes
 
 
-# Nothing is allocated in here. Without numba's reference counts a run takes a third of the time.
-_options: dict[str, Any] = {"cache": True, "_nrt": False}
-compiled = njit(**_options)
-# A call hands over every array of the state, two hundred words. What each item goes through is therefore put into the
-# loop: a run then takes less than half the time. More of it gains nothing and compiles longer.
-inlined = njit(forceinline=True, **_options)
+def compiled(function: Callable[..., Any], **more: bool) -> Callable[..., Any]:
+    # Nothing is allocated in here. Without numba's reference counts a run takes a third of the time.
+    options: dict[str, Any] = {"_nrt": False, **more}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # neither beside this file nor in the user's cache can anything be written
+        return njit(**options)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For what each item goes through: it is put into the loop, since a call hands over every array of the state, two
+    hundred words. A run then takes less than half the time; more of it gains nothing and compiles longer."""
+    return compiled(function, forceinline=True)
+
+
+# numba keeps what it has compiled until this file changes: touch it after a change of that function
 clock_share = compiled(power.clock_share)
 
 
@@ -300,7 +312,8 @@ def _watts(s, d):
     run = s.run[0]
     share = s.device[d].share
     compute, streaming, fetches = _power(s, d)
-    return run.idle_w + compute * share**run.exponent + (streaming + fetches * share) * run.byte_pj * 1e-3
+    on = run.idle_w + s.device[d].present * run.on_w
+    return on + compute * share**run.exponent + (streaming + fetches * share) * run.byte_pj * 1e-3
 
 
 @compiled
@@ -493,7 +506,7 @@ def _set_clock(s, d, t):
         return
     share = device.share
     compute, streaming, fetches = _power(s, d)
-    budget = run.cap_w - run.idle_w - streaming * run.byte_pj * 1e-3
+    budget = run.cap_w - run.idle_w - device.present * run.on_w - streaming * run.byte_pj * 1e-3
     stream = fetches * run.byte_pj * 1e-3
     top = run.busy_share if device.building else 1.0
     if share <= top and compute * share**run.exponent + stream * share <= budget:
@@ -725,7 +738,7 @@ def _signal(s, c, t):
         if t > workgroup.polls + atomic:
             workgroup.polls = t + atomic
         elif t >= workgroup.polls:
-            workgroup.polls += NAP_NS + 2 * atomic
+            workgroup.polls += s.run[0].nap_ns + 2 * atomic
         if complete:
             _at(s, workgroup.polls + 2 * atomic, GO, w)
         w = workgroup.after

@@ -2,14 +2,15 @@
 
 import numpy as np
 
-from kosmos.simulator.setup import Work, resources_of
+from kosmos.simulator.setup import Work, blocks, resources_of
 
 
 def bounds_of(work: Work) -> dict[str, float]:
     """For each bound its ns; the makespan is never below any of them.
 
     work: all workgroups busy from the first to the last moment, at the clock that the power cap allows.
-    link: what the busiest link or port has to carry. memory: what the busiest memory has to move.
+    link: what the busiest link or port has to carry. memory: what the busiest memory has to move: all that is stored,
+    and what is read for the first time; the cache may have the rest.
     critical_path: the longest chain of an item and those that it waits for.
     """
     machine, queues = work.machine, work.queues
@@ -20,7 +21,10 @@ def bounds_of(work: Work) -> dict[str, float]:
         if role == "mover":
             amount = amount[queues.items["mover"]["chunk"][rank] == source]
         for resource, size in used:
-            loads[resource] += float(amount.sum()) * size
+            if role != "mover" or resource >= work.devices:
+                loads[resource] += float(amount.sum()) * size
+    if "mover" in queues.items:
+        loads[: work.devices] += _copied(work)
     spent = loads / np.array([each.gbps for each in resources])
     found = {"work": _work_ns(work), "critical_path": _path_ns(work), "memory": float(spent[: work.devices].max())}
     if len(resources) > work.devices:
@@ -28,6 +32,17 @@ def bounds_of(work: Work) -> dict[str, float]:
     elif machine.paced and queues.ranks > 1:
         found["link"] = _paced_ns(work)
     return found
+
+
+def _copied(work: Work) -> np.ndarray:
+    """Bytes that copies move in each device's memory: a part that several ranks fetch is read once."""
+    table, size = work.queues.items["mover"], work.work["mover"].ravel()
+    device = np.arange(work.queues.ranks) // work.machine.sharing
+    row, column, _ = blocks(table)
+    part = row * (int(column.max(initial=0)) + 1) + column
+    _, first = np.unique(part, return_index=True)
+    bytes_of = np.bincount(np.repeat(device, table.shape[1]), size, work.devices)
+    return bytes_of + np.bincount(device[table["chunk"].ravel()[first]], size[first], work.devices)
 
 
 def _work_ns(work: Work) -> float:
@@ -39,8 +54,15 @@ def _work_ns(work: Work) -> float:
     stream = float(work.builder_bytes.mean())
 
     def speed(busy: float) -> float:
-        share = machine.clock_share(busy * work.product_share, 0.0, busy * stream)
-        return busy * share
+        return busy * machine.clock_share(busy * work.product_share, 0.0, busy * stream)
+
+    best = float(units)
+    if machine.on_w:
+        # more units may then be slower: the most is where g is, in the middle of ever smaller brackets
+        low, best = 0.0, float(units)
+        while best - low > 1e-6 * units:
+            left, right = low + (best - low) / 3, best - (best - low) / 3
+            low, best = (left, best) if speed(left) < speed(right) else (low, right)
 
     asked = set()
     for device in range(work.devices):
@@ -57,7 +79,7 @@ def _work_ns(work: Work) -> float:
         low, high = copy / units, (copy + 20 * build) / units + 1
         for _ in range(60):
             middle = (low + high) / 2
-            enough = middle * speed(max(units - copy / middle, 0.0)) >= build
+            enough = middle * speed(min(max(units - copy / middle, 0.0), best)) >= build
             low, high = (low, middle) if enough else (middle, high)
         least = max(least, low)
     return least

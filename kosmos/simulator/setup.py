@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kosmos.machine import Machine
+from kosmos.machine.model import NAP_NS
 from kosmos.schedule import Queues, Tile
 from kosmos.simulator import engine
 
@@ -21,7 +22,7 @@ class Work:
     work: of builders ns at the highest clock, of movers bytes, of reducers bytes of each source. top: the rate at which
     one workgroup does it at the highest clock while nobody is in its way. product_share: how much of the builders' time
     is products. builder_bytes: what each rank's builders have to move between memory and units at least, in a ns of
-    their work: each operand once, and what they store.
+    their work: each operand once, if no copy has just stored it, and what they store.
     """
 
     queues: Queues
@@ -64,7 +65,9 @@ def work_of(
             work[role] = table["rows"].astype(float) * table["cols"] * itemsize
             top[role] = 1 / machine.carry_ns(float(carried), adds=role == "reducer")
     product = flops / (machine.flops_per_ns * (machine.narrow if itemsize == 1 else 1.0))
-    once = _rows_and_columns(tiles) * float(k * itemsize) + stored.sum(axis=1)
+    # what copies have stored may still be in the cache
+    own = (tiles["chunk"] == np.arange(queues.ranks)[:, None]) | ("mover" not in queues.items)
+    once = _rows_and_columns(tiles, own) * float(k * itemsize) + stored.sum(axis=1)
     return Work(
         queues,
         machine,
@@ -78,19 +81,20 @@ def work_of(
     )
 
 
-def _blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+def blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Of tiles or copies [ranks, items]: the row block of each, its column block, and how many row blocks there are."""
     bands = int(table["band"].max(initial=0)) + 1
     return table["chunk"].astype(np.int64) * bands + table["band"], table["column"], len(table) * bands
 
 
-def _rows_and_columns(tiles: np.ndarray) -> np.ndarray:
-    """How many rows and columns of operands the tiles of each rank read altogether."""
-    row, column, rows = _blocks(tiles)
-    own = np.arange(len(tiles))[:, None]
+def _rows_and_columns(tiles: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """How many rows and columns of operands the tiles of each rank read altogether, with the rows of those tiles that
+    are counted."""
+    row, column, rows = blocks(tiles)
+    rank = np.arange(len(tiles))[:, None]
     size = np.zeros((len(tiles), rows + int(column.max()) + 1))
-    size[own, row] = tiles["rows"]
-    size[own, rows + column] = tiles["cols"]
+    size[rank, row] = tiles["rows"] * counted
+    size[rank, rows + column] = tiles["cols"]
     return size.sum(axis=1)
 
 
@@ -238,10 +242,12 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
         "flatten": flatten,
         "atomic_ns": machine.atomic_ns,
         "signal_ns": machine.link_ns,
+        "nap_ns": NAP_NS,
         "end_ns": work.end_ns,
         "pace": 1 / machine.link_gbps if paced else 0.0,
         "cap_w": machine.cap_w,
         "idle_w": machine.idle_w,
+        "on_w": machine.on_w,
         "unit_w": machine.unit_w * work.product_share,
         "wait_w": machine.wait_w,
         "exponent": machine.exponent,
@@ -283,7 +289,7 @@ def state_of(work: Work, kind: int, crew: int, flatten: bool) -> engine.State:
 
 def _operands(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
     """What the tiles read and write, into the engine's items [ranks, items]."""
-    row, column, after = _blocks(table)
+    row, column, after = blocks(table)
     own = np.arange(len(table))[:, None] * (after + int(column.max()) + 1)
     rows["blocks"][..., 0] = own + row
     rows["blocks"][..., 1] = own + after + column
@@ -296,9 +302,9 @@ def _sources(rows: np.ndarray, table: np.ndarray, work: Work) -> None:
     """The part of a peer's row block that each copy reads, and the row block of which it then is a part, into the
     engine's items [ranks, items]."""
     # after the blocks of all ranks' tiles
-    _, columns, after = _blocks(work.queues.items["builder"])
+    _, columns, after = blocks(work.queues.items["builder"])
     many = after + int(columns.max()) + 1
-    row, part, _ = _blocks(table)
+    row, part, _ = blocks(table)
     rows["blocks"][..., 0] = len(table) * many + row * (int(part.max(initial=0)) + 1) + part
     rows["reads"][..., 0] = rows["work"]
     # it is not read, but what has just been stored is in the cache

@@ -42,12 +42,14 @@ class _TooLong(BaseException):
 
 
 class Watched:
-    """Calls functions and stops, with one sentence, one that takes longer than CALL_SECONDS."""
+    """Calls functions and stops, with one sentence, one that takes longer than CALL_SECONDS. One that is outside Python
+    then (in time.sleep, at a lock) is stopped when it is back."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self._lock = threading.Lock()
         self._since: float | None = None
+        self._took = 0.0
         self._thread = threading.get_ident()
         self._over = threading.Event()
 
@@ -59,23 +61,25 @@ class Watched:
         self._over.set()
         if kind is _TooLong:
             raise KosmosArgumentError(
-                f"{self.what} does not end: a call of it was stopped after {CALL_SECONDS:g} s"
+                f"{self.what} does not end: a call of it was stopped after {self._took:.1f} s"
             ) from None
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        self._since = time.monotonic()
+        since = self._since = time.monotonic()
         try:
             return function(*args)
         finally:
             with self._lock:
                 self._since = None
+                self._took = time.monotonic() - since
 
     def _watch(self) -> None:
+        patience = CALL_SECONDS
         while not self._over.wait(CALL_SECONDS / 50):
             with self._lock:
-                if self._since is not None and time.monotonic() - self._since > CALL_SECONDS:
+                if self._since is not None and time.monotonic() - self._since > patience:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_TooLong))
-                    return
+                    patience += 1.0  # it may have caught that
 
 
 def run_asked(
@@ -98,7 +102,8 @@ def run_asked(
             role: head[role] < length[role] and bool(engine.ready(state, q, rank, head[role]))
             for q, role in enumerate(roles)
         }
-        view = View(rank, workgroup, did.get(who), float(state.run[0]["now"]), head, length, ready)
+        now = float(state.run[0]["now"])
+        view = View(rank, workgroup, did.get(who), now, MappingProxyType(head), length, MappingProxyType(ready))
         role = watched.call(policy, view)
         if role is None:
             engine.answer(state, -1)

@@ -25,7 +25,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from kosmos.benchmark.results import content_of
 from kosmos.benchmark.sustained.cases import OVER, SETTLE_S, Point, Sweep
 from kosmos.errors import KosmosArgumentError
 from kosmos.files import path_text, whole_file
+from kosmos.machine import Machine, machine_named
 from kosmos.power.model import Fit, Observation, PowerModel, fit
 from kosmos.power.samples import Samples
 
@@ -231,16 +232,42 @@ class Results:
             found.append(Observation(point.active, tiles, row["tflops"], row["clock_mhz"], row["power_w"], gbps))
         return found
 
-    def fit(self) -> Fit:
-        """The power model that describes a sweep over workgroups. Raises KosmosArgumentError for another sweep, or one
-        that says too little."""
+    def fit(self, *, on: bool = True) -> Fit:
+        """The power model that describes a sweep over workgroups; on: as in kosmos.power.model.fit. Raises
+        KosmosArgumentError for another sweep, or one that says too little."""
         if self.sweep.over != "workgroups":
             raise KosmosArgumentError(f"a power model is fitted to a sweep over workgroups, not over {self.sweep.over}")
         highest = self.header.get("max_clock_mhz")
         known = self.observations()
         if not known or not highest:
             raise KosmosArgumentError("this sweep has no clock and power to fit a model to")
-        return fit(known, float(highest), self.byte_pj or 0.0)
+        return fit(known, float(highest), self.byte_pj or 0.0, on=on)
+
+    def machine(self, base: str | Machine = "H200") -> Machine:
+        """The machine model of the GPU that was swept, with the power of this sweep: it is one of runs that last for
+        seconds, where the model of its name is one of short bursts.
+
+        base: that model, of the whole GPU. Its clocks are those that kernels count, which while units multiply are
+        below the sensor's; the fitted power of a unit is that at the clock counted. Raises KosmosArgumentError for a
+        sweep that says too little.
+        """
+        base, model = machine_named(base), self.fit().model
+        counted = [row["kernel_mhz"] / row["clock_mhz"] for row in self.rows() if row["kernel_mhz"]]
+        if not counted or not base.unit_w:
+            raise KosmosArgumentError("this sweep has no clocks counted in kernels, or this machine models no power")
+        share = float(np.median(counted))
+        unit_w = model.unit_w / share**model.exponent
+        said = dict(
+            cap_w=model.cap_w,
+            idle_w=model.idle_w,
+            on_w=model.on_w,
+            unit_w=unit_w,
+            wait_w=unit_w * base.wait_w / base.unit_w,
+            exponent=model.exponent,
+            busy_mhz=share * model.max_mhz,
+        )
+        sources = {**base.sources, **dict.fromkeys(said, "fitted to a sustained sweep over workgroups")}
+        return replace(base, name=f"{base.name} sustained", sources=sources, **said)
 
     @property
     def byte_pj(self) -> float | None:
