@@ -32,8 +32,8 @@ PARAMETERS = (
     "byte_pj",
     "busy_mhz",
 )
-"""The exponent of the power is not among them: full launches say little about it, and the clocks of a sustained product
-on 32 to 132 units, which say it, are no traces."""
+"""Of the power, exponent, on_w and idle_w are not among them: full launches say little about them. A sustained sweep
+over the number of workgroups says it, and is no trace (kosmos.machine.known)."""
 POWER = PARAMETERS[-4:]
 MOST = {"efficiency": 1.0}
 PRIOR = 0.3
