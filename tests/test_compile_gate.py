@@ -1,5 +1,6 @@
 """The compile gate: what it compiles, and that it catches what it is there to catch."""
 
+import importlib
 import os
 import re
 import signal
@@ -86,6 +87,51 @@ def test_kernels_are_compiled_as_they_are_launched(op, dtype, monkeypatch):
 
     monkeypatch.setattr(compiled, "compile_kernel", instead_of_compiling)
     compiled.compile_variant(Variant(op, "gfx950", dtype, "even", "one-way traced"))
+
+
+# a trace that is off
+
+
+@triton.jit
+def no_stamp(TRACE: tl.constexpr):
+    nothing = tl.full((), 0, tl.int64)
+    return nothing, nothing, nothing
+
+
+@triton.jit
+def no_slice(trace, capacity, TRACE: tl.constexpr):
+    return trace, capacity
+
+
+@triton.jit
+def no_record(log, count, role, item, claimed, started, TRACE: tl.constexpr, real=True):
+    return count, started
+
+
+@triton.jit
+def no_close(log, count, claimed, TRACE: tl.constexpr):
+    pass
+
+
+@pytest.mark.parametrize("target", ["gfx950", "sm_90"])
+@pytest.mark.parametrize("op", QUEUES)
+def test_without_a_trace_the_machine_code_is_that_of_a_kernel_without_the_calls(op, target, monkeypatch):
+    module = importlib.import_module(f"kosmos.ops.{op}")
+    kernel = getattr(module, f"{op}_kernel")
+
+    def code(mode):
+        kernel.hash = None  # what it calls may have changed
+        assembly = compiled.compile_variant(Variant(op, target, "bf16", "even", mode)).asm
+        return assembly["amdgcn" if target in AMD else "ptx"]
+
+    off, on = code("one-way"), code("one-way traced")
+    instead = {"stamp": no_stamp, "open_slice": no_slice, "record": no_record, "close_slice": no_close}
+    with monkeypatch.context() as patched:
+        for name, function in instead.items():
+            patched.setattr(module, name, function)
+        assert code("one-way") == off
+        assert code("one-way traced") != on, "it is these calls that record"
+    kernel.hash = None
 
 
 # what it has to catch

@@ -90,12 +90,64 @@ def test_recorded_traces_are_what_is_said():
     assert sorted(rows) == found
 
 
+def measured(name):
+    """The cases of a saved benchmark."""
+    return benchmark.load(ROOT / f"docs/benchmarks/h200_{name}.json").cases
+
+
+def times_as_fast(case, run="default", base=None):
+    """How many times as fast as its base a variant of a case is, round by round: the median."""
+    samples = {each.name: np.array(each.burst_ms) for each in case.runs}
+    return float(np.median(samples[base or case.base.name] / samples[run]))
+
+
 def test_the_performance_notes_say_what_was_measured():
-    cases = benchmark.load(ROOT / "docs/benchmarks/h200_one_rank_orders.json").cases
-    measured = []
-    for case in cases:
-        base, default = (next(run for run in case.runs if run.name == name) for name in (case.base.name, "default"))
-        burst = np.median(np.array(base.burst_ms) / default.burst_ms)
-        measured.append((f"{burst:.3f}", f"{base.sustained / default.sustained:.3f}"))
     notes = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    assert re.findall(r", as (?:cuBLAS|the unfused path) \| ([\d.]+) \| ([\d.]+) \|", notes) == measured
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    cases = measured("one_rank_orders")
+    rows = []
+    for case in cases:
+        lasting = {run.name: run.sustained for run in case.runs}
+        rows.append((times_as_fast(case), lasting[case.base.name] / lasting["default"]))
+    told = re.findall(r", as (?:cuBLAS|the unfused path) \| ([\d.]+) \| ([\d.]+) \|", notes)
+    assert told == [(f"{burst:.3f}", f"{sustained:.3f}") for burst, sustained in rows]
+    gather, scatter = cases[-2:]
+    assert re.findall(r" order, as (\w+) order, under (fixed:\d) \| ([\d.]+) ", notes) == [
+        (worse, crew, f"{times_as_fast(case, crew, f'{crew}, {worse}'):.3f}")
+        for case, worse, crew in ((gather, "rank", "fixed:4"), (scatter, "row", "fixed:2"), (scatter, "row", "fixed:4"))
+    ]
+    alone, fused = rows[:4], rows[4:]
+    for text in (
+        "the fused ops are {:.2f} and {:.2f} times".format(*(burst for burst, _ in fused)),
+        "at the power limit {:.2f} and {:.2f} times".format(*(sustained for _, sustained in fused)),
+        f"at {min(alone)[0]:.2f} to {max(alone)[0]:.2f} of cuBLAS",
+        f"({min(b for _, b in alone):.2f} to {max(b for _, b in alone):.2f})",
+    ):
+        assert text in " ".join(readme.split()), text
+
+    layers = [times_as_fast(case) for case in measured("llama_paced") if case.case.name.startswith("Llama")]
+    assert len(layers) == 12
+    mean = float(np.exp(np.mean(np.log(layers))))
+    assert f"mean of the twelve {mean:.3f}, lowest {min(layers):.3f}" in " ".join(notes.split())
+    assert f"it is {min(layers):.2f} to {max(layers):.2f} times" in " ".join(readme.split())
+
+    eight = [times_as_fast(measured(f"eight_ranks_{op}")[0]) for op in ("all_gather_matmul", "matmul_reduce_scatter")]
+    assert "{:.3f} (all-gather) and {:.3f} (reduce-scatter)".format(*eight) in notes
+
+
+def test_the_performance_notes_say_which_crews_were_good():
+    notes = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    against = []
+    for case in measured("crews"):
+        fixed = {run.name: np.median(run.burst_ms) for run in case.runs if run.name.startswith("fixed")}
+        best = min(fixed, key=fixed.__getitem__)
+        crews = {crew: times_as_fast(case, f"one_way:{crew}", best) for crew in range(2, 11)}
+        two = [times_as_fast(case, f"two_way:{crew}", best) for crew in (2, 4, 6, 8, 10)]
+        against.append((crews, two))
+    (gather, _), (scatter, two) = against
+    usual = [gather[crew] for crew in range(3, 11)]
+    assert f"one-way from any crew of 3 to 10 is {min(usual):.3f} to {max(usual):.3f} of the best fixed" in notes
+    assert f"from 2 it is {gather[2]:.2f}" in notes
+    assert f"from 2 and 3 it is {scatter[2]:.3f} and {scatter[3]:.3f}" in notes
+    assert f"({scatter[10]:.2f} from 10)" in notes
+    assert f"({min(two):.3f} to {max(two):.3f})" in notes

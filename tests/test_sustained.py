@@ -480,8 +480,20 @@ def test_without_a_gpu_the_recording_is_shown_and_said_to_be_one(no_gpu, recorde
     assert (recorded / "x.png").read_bytes()[:4] == b"\x89PNG"
     results = power.sweep(over="data")
     assert results.note.startswith("no sensor here") and results.sweep.over == "data"
+    assert "not what was asked for" not in results.note
     assert main(["power", "sweep", "--recording", str(recorded / "data.json")]) == 0
     assert "over data" in capsys.readouterr().out
+
+
+def test_a_recording_of_something_else_is_said_to_be_that(no_gpu, recorded, capsys):
+    shape = ["--m", "512", "--n", "8192", "--k", "8192"]
+    assert main(["power", "sweep", *shape, "--dtype", "fp32", "--workgroups", "132", "64"]) == 0
+    note = capsys.readouterr().out.splitlines()[0]
+    for said in ("not what was asked for", "m 8192 instead of 512", "dtype bf16 instead of fp32", "instead of 132, 64"):
+        assert said in note
+    assert "n 8192" not in note
+    again = power.sweep(over="data", data=["zeros"]).note
+    assert "data normal, zeros, constant instead of" in again and "zeros" in again
 
 
 def test_a_recording_is_never_written_as_a_measurement(no_gpu, recorded, capsys):
@@ -515,7 +527,10 @@ def test_where_there_is_neither_gpu_nor_recording(no_gpu, monkeypatch, tmp_path,
 
 def test_show(recorded, capsys):
     assert main(["power", "show", str(recorded / "workgroups.json")]) == 0
-    assert "132" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "132" in told and re.search(r"exponent +4\.\d+ ± ", told) and " 33 workgroups: mhz " in told
+    assert main(["power", "show", str(recorded / "data.json")]) == 0
+    assert "exponent" not in capsys.readouterr().out
     assert main(["power", "show", str(recorded / "none.json")]) == 2
     assert main(["power", "show", str(recorded / "data.json"), "--figure", "x.bmp"]) == 2
     said = capsys.readouterr()
@@ -524,8 +539,9 @@ def test_show(recorded, capsys):
 
 def test_sensors(monkeypatch, capsys):
     monkeypatch.setattr(power, "find", lambda device=None: power.NoSensor("nothing here"))
-    assert main(["power", "sensors"]) == 1
-    assert capsys.readouterr().out == "no sensor here: nothing here\n"
+    assert main(["power", "sensors"]) == 2
+    said = capsys.readouterr()
+    assert "no sensor here: nothing here\n" in said.err and said.err.count("\n") == 1 and not said.out
     monkeypatch.setattr(power, "find", lambda device=None: Sensor(steady))
     assert main(["power", "sensors", "--seconds", "0.2"]) == 0
     said = capsys.readouterr().out

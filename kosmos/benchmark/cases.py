@@ -140,7 +140,8 @@ def _orders() -> list[Case]:
     """Where the order matters: under a fixed crew, which nothing makes up for, and under the default policy."""
     other = {"all_gather_matmul": "rank", "matmul_reduce_scatter": "row"}
     return [
-        replace(case, policies=("fixed:2", "fixed:4"), orders=(case.default_order, other[case.op])) for case in _quick()
+        replace(case, policies=("fixed:2", "fixed:3", "fixed:4"), orders=(case.default_order, other[case.op]))
+        for case in _quick()
     ]
 
 

@@ -101,7 +101,11 @@ def sweep(
                 )
             results = _recorded(over, missing, recording)
             # what is not allowed on that GPU is not answered by its recording either
-            planned(results.header.get("units") or max(point.active for point in results.sweep.points))
+            asked = planned(results.header.get("units") or max(point.active for point in results.sweep.points))
+            same = ["op", "m", "n", "k", "ranks", "dtype"]
+            listed = {"workgroups": workgroups, "data": data, "policy": policies}
+            same += [name for name, given in listed.items() if given is not None and name == over]
+            results.note += _differs(asked, results.sweep, same)
             return results
     from kosmos.benchmark.sustained.measure import GpuRunner, measure
     from kosmos.benchmark.sustained.results import Results
@@ -142,6 +146,17 @@ def _recorded(over: str, missing: str, path: str | os.PathLike[str] | None) -> "
     results = load(path)
     results.note = f"{missing or 'a recording'}: using the recording {os.path.relpath(path)}"
     return results
+
+
+def _differs(asked: Sweep, recorded: Sweep, names: Iterable[str]) -> str:
+    """In which of these the points of a recording are not those that were asked for, as the end of a sentence."""
+    off = []
+    for name in names:
+        wanted, found = (list(dict.fromkeys(getattr(point, name) for point in one.points)) for one in (asked, recorded))
+        if wanted != found:
+            told = (", ".join(map(str, values)) for values in (found, wanted))
+            off.append("{} {} instead of {}".format(name, *told))
+    return f". It is not what was asked for: {'; '.join(off)}" if off else ""
 
 
 def _no_gpu(device: Any) -> str:

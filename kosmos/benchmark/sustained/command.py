@@ -1,6 +1,7 @@
 """The command `kosmos power`."""
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -8,7 +9,7 @@ from typing import Any
 
 from kosmos.benchmark.cases import DTYPES
 from kosmos.benchmark.sustained import DATA, OVER, SHAPES
-from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosTraceError
+from kosmos.errors import KosmosArgumentError, KosmosEnvironmentError, KosmosError, KosmosTraceError
 from kosmos.files import refuse_unwritable, whole_file
 
 PICTURES = ("png", "svg", "pdf")
@@ -87,8 +88,7 @@ def _sensors(given: argparse.Namespace) -> int:
         pass
     sensor = find(given.device)
     if isinstance(sensor, NoSensor):
-        print(sensor.name)
-        return 1
+        raise KosmosEnvironmentError(sensor.name)
     updates = probe(sensor, given.seconds / 2)
     with sample(50, given.device, sensor, updates) as samples:
         time.sleep(given.seconds / 2)
@@ -169,8 +169,11 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def _give(results: Any, figure: str | None) -> None:
-    """The table, and the picture if one is asked for."""
+    """The table, the model that is fitted to it where one can be, and the picture if one is asked for."""
     sys.stdout.write(str(results))
+    if results.sweep.over == "workgroups":
+        with contextlib.suppress(KosmosError):
+            print(f"\n{results.fit()}")
     if figure:
         picture = io.BytesIO()
         results.plot().savefig(picture, format=_picture_format(figure), dpi=200)
