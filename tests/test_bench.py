@@ -105,7 +105,7 @@ def plain_ops(request, monkeypatch):
 
 
 def bench(*cases, clock=None, **options):
-    options = {"rounds": 3, "sustained_s": 1, "say": lambda line: None, "device": "cpu", **options}
+    options = {"rounds": 3, "sustained_s": 1, "turns": 2, "say": lambda line: None, "device": "cpu", **options}
     return kosmos.bench([Case(**{**SMALL, **case}) for case in cases], timer=clock or FakeTimer(), **options)
 
 
@@ -269,8 +269,27 @@ def test_sustained_is_the_mean_of_the_last_half_of_the_time(ms):
         elapsed += value
         if elapsed > sum(ms) / 2 + 1e-12:
             kept.append(value)
-    assert Run("a", "asked", sustained_ms=ms).sustained == pytest.approx(sum(kept) / len(kept))
+    assert Run("a", "asked", sustained_ms=[ms]).sustained == pytest.approx(sum(kept) / len(kept))
     assert Run("a", "asked").sustained is None
+
+
+def test_sustained_ratios_are_taken_turn_by_turn():
+    base = Run("a", "baseline", sustained_ms=[[3.0], [6.0], [9.0]])
+    run = Run("b", "asked", sustained_ms=[[2.0], [4.0], [6.0]])
+    assert results.sustained_ratio(base, run) == pytest.approx((1.5, 1.5, 1.5)) and run.sustained == 4.0
+    assert results.sustained_ratio(base, Run("c", "asked")) is None
+
+
+def test_benchmarks_of_the_first_format_are_read(measured, tmp_path):
+    path, old = tmp_path / "new.json", tmp_path / "old.json"
+    measured.save(path)
+    content = json.loads(path.read_text())
+    content["format"] = 1
+    for run in content["cases"][0]["runs"] + content["cases"][1]["runs"]:
+        run["sustained_ms"] = run["sustained_ms"][0] if run["sustained_ms"] else []
+    old.write_text(json.dumps(content))
+    (first, *_), (again, *_) = (kosmos.benchmark.load(each).cases for each in (path, old))
+    assert [run.turns for run in again.runs] == [run.turns[:1] for run in first.runs]
 
 
 def test_the_cost_of_a_trace_is_taken_round_by_round():
@@ -305,8 +324,11 @@ def test_the_table_says_what_was_measured(measured):
         np.median(np.array(one.run(name).burst_ms) / one.run("default").burst_ms) for name in ("fixed:3", "fixed:1")
     ]
     assert words[8:10] == [f"{value:.3f}" for value in fixed]
-    late = one.run("default").sustained_ms[2:]
-    assert words[10] == f"{np.mean(late):#.4g}" and words[-2:] == ["1500", "690"]
+    late = np.array(one.run("default").sustained_ms)[:, 2:].mean(axis=1)
+    assert len(late) == 2 and words[10] == f"{np.median(late):#.4g}" and words[-2:] == ["1500", "690"]
+    others = np.array(one.run("unfused").sustained_ms)[:, 2:].mean(axis=1)
+    low, middle, high = np.percentile(others / late, [25, 50, 75])
+    assert words[11:13] == [f"{middle:.3f}", f"{low:.3f}–{high:.3f}"]
     assert "fixed:3  best fixed" in scatter and "fixed:1  worst fixed" in scatter
     assert re.search(r"band order is 2\.\d+ \(.*\) × row order under fixed:3", scatter)
     assert re.search(r"one_way from crews of 2 to 3: 1\.\d+ to 1\.\d+ × fixed:3; the slowest, one_way:\d", scatter)
@@ -402,7 +424,7 @@ def test_an_import_that_breaks_off_does_not_make_a_file_damaged(measured, tmp_pa
         (lambda content: "[" * 100_000, "is not JSON"),
         (lambda content: "[1]", "is JSON, but no benchmark"),
         (lambda content: spoiled(content, "kosmos", value="trace"), "is JSON, but no benchmark"),
-        (lambda content: spoiled(content, "format", value=2), "has format 2; this version reads 1"),
+        (lambda content: spoiled(content, "format", value=3), "has format 3; this version reads 1 and 2"),
         (lambda content: spoiled(content, "format", value=None), "has format None"),
         (lambda content: spoiled(content, "cases", value=5), "is a damaged benchmark"),
         (lambda content: spoiled(content, "header", value=[1]), "is a damaged benchmark"),
@@ -412,6 +434,8 @@ def test_an_import_that_breaks_off_does_not_make_a_file_damaged(measured, tmp_pa
         (lambda content: spoiled(content, "cases", 0, "runs", 0, "burst_ms", value=[0]), "is a damaged"),
         (lambda content: spoiled(content, "cases", 0, "runs", 2, "burst_ms", value=["1"]), "is a damaged"),
         (lambda content: spoiled(content, "cases", 0, "runs", 2, "sustained_ms", value=7), "is a damaged"),
+        (lambda content: spoiled(content, "cases", 0, "runs", 2, "sustained_ms", value=[7]), "is a damaged"),
+        (lambda content: spoiled(content, "cases", 0, "runs", 2, "sustained_ms", value=[[]]), "is a damaged"),
         (lambda content: spoiled(content, "cases", 0, "runs", 2, "ran", value="one_way:x"), "is a damaged"),
         (lambda content: spoiled(content, "cases", 0, "runs", 2, "ran", value=3), "is a damaged"),
         (lambda content: spoiled(content, "cases", 0, "runs", 2, "error", value="much"), "is a damaged"),
@@ -620,6 +644,7 @@ def test_a_case_that_cannot_be_is_refused(options, sentence):
         ({"rounds": 0}, "rounds=0 must be"),
         ({"sustained_s": 0.5}, "sustained_s=0.5 must be from 1 to 3600 seconds, or 0"),
         ({"sustained_s": math.nan}, "sustained_s=nan"),
+        ({"turns": 0}, "turns=0 must be a whole number, 1 or more"),
         ({"seed": -1}, "seed=-1 must be"),
     ],
 )
@@ -928,4 +953,5 @@ def test_on_a_gpu(tmp_path):
     for one in found.cases:
         assert all(len(run.burst_ms) == 3 for run in one.runs) and not one.skipped
         assert all(len(launches) == measure.LAUNCHES for launches in one.traced_ms + one.untraced_ms)
-        assert sum(one.run("default").sustained_ms) * one.inner >= 1000
+        assert len(one.run("default").turns) == 3
+        assert all(sum(turn) * one.inner >= 1000 for turn in one.run("default").sustained_ms)

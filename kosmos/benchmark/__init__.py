@@ -27,12 +27,16 @@ ROUNDS = 15
 SUSTAINED_S = 1.0
 """Seconds for which a variant runs back to back."""
 
+TURNS = 3
+"""How often it does."""
+
 
 def bench(
     cases: "str | Case | Iterable[str | Case]" = "quick",
     *,
     rounds: int = ROUNDS,
     sustained_s: float = SUSTAINED_S,
+    turns: int = TURNS,
     seed: int = 0,
     output: str | os.PathLike[str] | None = None,
     device: "str | torch.device | None" = None,
@@ -43,9 +47,10 @@ def bench(
     """Measure `cases`: the name of a set (kosmos.benchmark.SETS, or "all"), a Case, or several of these.
 
     rounds: burst samples of every variant. sustained_s: for how many seconds a variant runs back to back, 1 or more;
-    0 leaves this out. seed: of the inputs and of the order. output: a JSON file that is written anew after every case,
-    so that a run that ends early leaves what it measured. say: takes lines of progress, by default to stderr.
-    timer: what times, by default the GPU's own. results: where the results go, for a caller who may be interrupted.
+    0 leaves this out. turns: how often it does. seed: of the inputs and of the order. output: a JSON file that is
+    written anew after every case, so that a run that ends early leaves what it measured. say: takes lines of progress,
+    by default to stderr. timer: what times, by default the GPU's own. results: where the results go, for a caller who
+    may be interrupted.
 
     Returns Results, to print, plot and save. A case that finds no memory is skipped with the reason, one whose result
     is wrong is failed; both are in the results. Raises KosmosEnvironmentError without a GPU and KosmosArgumentError for
@@ -57,7 +62,7 @@ def bench(
         if missing.name not in ("torch", "triton", "greenlet"):
             raise
         raise KosmosEnvironmentError(f"a benchmark needs {missing.name}, which is not installed here") from None
-    return measure(cases, rounds, sustained_s, seed, output, device, say, timer, results)
+    return measure(cases, rounds, sustained_s, turns, seed, output, device, say, timer, results)
 
 
 def load(path: str | os.PathLike[str]) -> "Results":

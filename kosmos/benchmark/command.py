@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--sustained", type=float, metavar="SECONDS", help="how long a variant runs back to back; 0: not; default: 1"
     )
+    how.add_argument("--turns", type=int, help="how often it does; default: 3")
     how.add_argument("--seed", type=int, help="of the inputs and of the order; default: 0")
     how.add_argument("--device", help="cuda[:N]; default: the current GPU")
     out = parser.add_argument_group("what comes out, besides the table")
@@ -72,7 +73,7 @@ def _measure(given: argparse.Namespace) -> int:
     from kosmos.benchmark.results import Results
 
     results, code = Results(), 0
-    options = _given(rounds=given.rounds, sustained_s=given.sustained, seed=given.seed)
+    options = _given(rounds=given.rounds, sustained_s=given.sustained, turns=given.turns, seed=given.seed)
     try:
         benchmark.bench(_cases(given), output=given.output, device=given.device, results=results, **options)
     except KeyboardInterrupt:
@@ -114,8 +115,8 @@ def _consistent(given: argparse.Namespace) -> None:
     """Refuse what does not go together, rather than leave some of it out."""
     names = "m n k ranks workgroups dtype policy order crews link_gbps".split()
     one = {f"--{name.replace('_', '-')}": getattr(given, name) for name in names}
-    how = {"--rounds": given.rounds, "--sustained": given.sustained, "--seed": given.seed, "--device": given.device}
-    how["-o"] = given.output
+    how = {"--rounds": given.rounds, "--sustained": given.sustained, "--turns": given.turns, "--seed": given.seed}
+    how |= {"--device": given.device, "-o": given.output}
     if given.show or given.compare:
         instead = "--show" if given.show else "--compare"
         other = {"SET": given.sets or None, "--op": given.op, **one, **how}

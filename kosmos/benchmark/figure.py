@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from kosmos.benchmark.results import Measured, Run, ratio
+from kosmos.benchmark.results import Measured, Run, ratio, sustained_ratio
 from kosmos.errors import KosmosArgumentError
 from kosmos.plots import PALETTE, NotebookFigure
 
@@ -100,9 +100,11 @@ def _draw_row(axes: Axes, place: float, measured: Measured, run: Run) -> None:
             ends = [ratio(measured.base, fixed)[1] for fixed in (measured.fixed[0], measured.fixed[-1])]
             look = LOOKS["fixed"]
             axes.plot(ends, [place] * 2, **look, markersize=4, linewidth=1.2, alpha=0.9, zorder=2)
-        if run.sustained and measured.base.sustained:
-            times = measured.base.sustained / run.sustained
-            axes.plot(times, place + 0.3, "x", color=PALETTE["pusher"], markersize=6, markeredgewidth=1.6, zorder=5)
+        lasting = sustained_ratio(measured.base, run)
+        if lasting:
+            look = {"color": PALETTE["pusher"], "markersize": 6, "markeredgewidth": 1.6, "elinewidth": 1.0}
+            low, middle, high = lasting
+            axes.errorbar(middle, place + 0.3, xerr=[[middle - low], [high - middle]], fmt="x", **look, zorder=5)
     low, middle, high = ratio(measured.base, run)
     look = LOOKS["default" if run.name == "default" else run.kind]
     spread = [[middle - low], [high - middle]]

@@ -10,7 +10,8 @@ trace       Eager launches of the default policy's kernel in a row, with and wit
             recorded cannot be captured. The events are right around the kernel: the copy of the records that follows it
             is not in, nor is what the host does.
 sustained   Replays back to back for a second or more, so that the power limit is what counts; the mean over the last
-            half. Of the fixed crews that were swept, the best and the worst only.
+            half. In each of some turns every variant, in random order; a ratio is taken of pairs of the same turn. Of
+            the fixed crews that were swept, the best and the worst only.
 host        What the host spends in an eager call.
 
 The baselines: "gemm" is torch's (cuBLAS, hipBLAS) for one rank after the other, "unfused" the same after a copy of all
@@ -24,6 +25,7 @@ import platform
 import random
 import re
 import shlex
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -102,6 +104,7 @@ def measure(
     cases: str | Case | Iterable[str | Case],
     rounds: int,
     sustained_s: float,
+    turns: int,
     seed: int,
     output: str | os.PathLike[str] | None = None,
     device: str | torch.device | None = None,
@@ -111,7 +114,7 @@ def measure(
 ) -> Results:
     """kosmos.bench; into `results`, if given, so that a caller who is interrupted has what there is."""
     chosen = _chosen(cases)
-    _check(rounds, sustained_s, seed)
+    _check(rounds, sustained_s, turns, seed)
     if output is not None:
         refuse_unwritable(output, KosmosArgumentError)
     if timer is None:
@@ -119,7 +122,7 @@ def measure(
         device = timer.device
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     results = Results() if results is None else results
-    results.header.update(_header(timer, rounds, sustained_s, seed))
+    results.header.update(_header(timer, rounds, sustained_s, turns, seed))
     started = time.monotonic()
     for number, case in enumerate(chosen, 1):
         measured = Measured(case)
@@ -129,7 +132,8 @@ def measure(
             say(f"{time.monotonic() - started:6.1f} s  {number} of {len(chosen)}, {case.name}: {what}")
 
         try:
-            _measure(measured, timer, rounds, sustained_s, random.Random(f"{seed} {case}"), seed, device, tell)
+            shuffle = random.Random(f"{seed} {case}")
+            _measure(measured, timer, rounds, sustained_s, turns, shuffle, seed, device, tell)
         except (KosmosTimeout, _Wrong) as error:
             measured.failed = str(error)
         except KosmosError as error:
@@ -158,9 +162,10 @@ def _chosen(cases: str | Case | Iterable[str | Case]) -> list[Case]:
     return [case for one in several for case in (cases_of(one) if isinstance(one, str) else [one])]
 
 
-def _check(rounds: int, sustained_s: float, seed: int) -> None:
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise KosmosArgumentError(f"rounds={rounds!r} must be a whole number, 1 or more")
+def _check(rounds: int, sustained_s: float, turns: int, seed: int) -> None:
+    for name, value in (("rounds", rounds), ("turns", turns)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise KosmosArgumentError(f"{name}={value!r} must be a whole number, 1 or more")
     if not (sustained_s == 0 or 1 <= sustained_s <= 3600):
         raise KosmosArgumentError(f"sustained_s={sustained_s!r} must be from 1 to 3600 seconds, or 0 for none")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -176,13 +181,14 @@ def _gpu(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if target.index is None else target.index)
 
 
-def _header(timer: Timer, rounds: int, sustained_s: float, seed: int) -> dict[str, Any]:
+def _header(timer: Timer, rounds: int, sustained_s: float, turns: int, seed: int) -> dict[str, Any]:
     return {
         **timer.machine(),
         **provenance(),
         "seed": seed,
         "rounds": rounds,
         "sustained_s": sustained_s,
+        "turns": turns,
     }
 
 
@@ -236,6 +242,7 @@ def _measure(
     timer: Timer,
     rounds: int,
     sustained_s: float,
+    turns: int,
     shuffle: random.Random,
     seed: int,
     device: str | torch.device | None,
@@ -280,15 +287,24 @@ def _measure(
 
     if sustained_s:
         lasting = _lasting(measured)
-        tell(f"sustained, {len(lasting)} variants of {sustained_s:g} s")
-        for run in shuffle.sample(lasting, len(lasting)):
-            sustained = timer.sustain(loops[run.name], sustained_s)
-            run.sustained_ms, run.clock_mhz, run.power_w = sustained.ms, sustained.clock_mhz, sustained.power_w
-        world.synchronize()
+        tell(f"sustained, {len(lasting)} variants of {sustained_s:g} s, {turns} turn{'s'[: turns > 1]}")
+        told: dict[str, list[Sustained]] = {run.name: [] for run in lasting}
+        for _ in range(turns):
+            for run in shuffle.sample(lasting, len(lasting)):
+                told[run.name].append(timer.sustain(loops[run.name], sustained_s))
+                run.sustained_ms.append(told[run.name][-1].ms)
+                run.clock_mhz = _mean(one.clock_mhz for one in told[run.name])
+                run.power_w = _mean(one.power_w for one in told[run.name])
+            world.synchronize()
 
     for name in ("default", case.base):
         runs[name].host_us = timer.host(bench.call(runs[name]), HOST_CALLS)
     world.synchronize()
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known else None
 
 
 def _runs(case: Case, world: World) -> list[Run]:

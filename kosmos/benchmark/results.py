@@ -3,11 +3,11 @@
 The file is JSON and holds what was measured, every sample of it; medians, quartiles and ratios are computed when it is
 read:
 
-    {"kosmos": "bench", "format": 1,
+    {"kosmos": "bench", "format": 2,
      "header": {                      what, where, when; null for what could not be read
        "machine", "units", "memory_gib", "driver", "runtime", "max_clock_mhz", "power_limit_w", "sensors",
        "versions": {"kosmos", "torch", "triton", "python"}, "started", "ended" (UTC, null: it ended early), "command",
-       "seed", "rounds", "sustained_s"},
+       "seed", "rounds", "sustained_s", "turns"},
      "cases": [{
        "case": {"op", "m", "n", "k", "ranks", "dtype", "policies", "orders", "crews", "link_gbps",
                 "workgroups", "name", "set"},
@@ -23,13 +23,13 @@ read:
          "ran",                       the policy that ran: "one_way:6" for the default one
          "error",                     relative, against float64 on some rows; null where nothing is compared
          "burst_ms",                  [round]: one call, on a device at rest before
-         "sustained_ms",              [replay]: one call, back to back, in order of time
-         "clock_mhz", "power_w",      means over the last half of the sustained time, or null
+         "sustained_ms",              [turn][replay]: one call, back to back, in order of time
+         "clock_mhz", "power_w",      means over the last halves of the sustained turns, or null
          "host_us",                   [call]: what the host spends in an eager call
          "left_out"                   why it was not measured, or ""
        }]}]}
 
-Times are milliseconds of one call of all ranks together, as floats.
+Times are milliseconds of one call of all ranks together, as floats. In format 1 there was one turn: [replay].
 """
 
 import dataclasses
@@ -38,6 +38,7 @@ import json
 import math
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,7 @@ from kosmos.errors import KosmosArgumentError
 from kosmos.files import path_text, whole_file
 from kosmos.schedule import Policy
 
-FORMAT = 1
+FORMAT = 2
 
 Quartiles = tuple[float, float, float]
 
@@ -64,7 +65,7 @@ class Run:
     ran: str | None = None
     error: float | None = None
     burst_ms: list[float] = field(default_factory=list)
-    sustained_ms: list[float] = field(default_factory=list)
+    sustained_ms: list[list[float]] = field(default_factory=list)
     clock_mhz: float | None = None
     power_w: float | None = None
     host_us: list[float] = field(default_factory=list)
@@ -86,13 +87,19 @@ class Run:
         return quartiles(self.burst_ms)[1]
 
     @property
+    def turns(self) -> list[float]:
+        """Of each sustained turn the mean ms of a call over the last half of the time."""
+        found = []
+        for turn in self.sustained_ms:
+            ms = np.array(turn)
+            ends = ms.cumsum()
+            found.append(float(ms[ends > ends[-1] / 2].mean()))
+        return found
+
+    @property
     def sustained(self) -> float | None:
-        """Mean ms of a call over the last half of the sustained time; None if there is none."""
-        if not self.sustained_ms:
-            return None
-        ms = np.array(self.sustained_ms)
-        ends = ms.cumsum()
-        return float(ms[ends > ends[-1] / 2].mean())
+        """The median of the sustained turns, in ms; None if there are none."""
+        return statistics.median(self.turns) if self.sustained_ms else None
 
 
 @dataclass
@@ -160,6 +167,12 @@ def ratio(base: Run, run: Run) -> Quartiles:
     return quartiles([a / b for a, b in zip(base.burst_ms, run.burst_ms)])
 
 
+def sustained_ratio(base: Run, run: Run) -> Quartiles | None:
+    """The same for sustained runs: pairs of the same turn. None if there are none."""
+    pairs = [a / b for a, b in zip(base.turns, run.turns)]
+    return quartiles(pairs) if pairs else None
+
+
 def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
@@ -193,8 +206,11 @@ class Results:
         from kosmos.benchmark.table import table  # an error in here is none of the file's
 
         path = path_text(path, KosmosArgumentError)
-        content = content_of(path, "bench", FORMAT, "benchmark")
+        content = content_of(path, "bench", (1, FORMAT), "benchmark")
         try:
+            if content["format"] == 1:
+                for run in itertools.chain(*(measured["runs"] for measured in content["cases"])):
+                    run["sustained_ms"] = [run["sustained_ms"]] if run["sustained_ms"] else []
             results = cls(dict(content["header"]), [_measured(measured) for measured in content["cases"]])
             table(results)  # says everything, so that it is known to be readable
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
@@ -222,15 +238,17 @@ def _measured(content: dict[str, Any]) -> Measured:
         run.error = None if run.error is None else float(run.error)
         if run.ran is not None:
             Policy.parse(run.ran)
-        rounds += [run.burst_ms, run.sustained_ms, run.host_us]
+        rounds += [run.burst_ms, *run.sustained_ms, run.host_us]
+        if not all(run.sustained_ms):
+            raise ValueError("a turn is empty")
     for sample in itertools.chain(*rounds):
         if not (isinstance(sample, int | float) and 0 < sample < math.inf):
             raise ValueError("a sample is no positive number")
     return measured
 
 
-def content_of(path: str, kind: str, number: int, what: str) -> dict[str, Any]:
-    """The JSON of a file {"kosmos": kind, "format": number, ...}, which errors call a `what`.
+def content_of(path: str, kind: str, formats: Sequence[int], what: str) -> dict[str, Any]:
+    """The JSON of a file {"kosmos": kind, "format": one of these, ...}, which errors call a `what`.
 
     Raises KosmosArgumentError if the file is none.
     """
@@ -243,6 +261,7 @@ def content_of(path: str, kind: str, number: int, what: str) -> dict[str, Any]:
         raise KosmosArgumentError(f"{path}: is not JSON, so no {what} of KOSMOS") from None
     if not isinstance(content, dict) or content.get("kosmos") != kind:
         raise KosmosArgumentError(f"{path}: is JSON, but no {what} of KOSMOS")
-    if content.get("format") != number:
-        raise KosmosArgumentError(f"{path}: has format {content.get('format')!r}; this version reads {number}")
+    if content.get("format") not in formats:
+        reads = " and ".join(map(str, formats))
+        raise KosmosArgumentError(f"{path}: has format {content.get('format')!r}; this version reads {reads}")
     return content

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from kosmos.benchmark.results import Measured, Run, geometric_mean, quartiles, ratio
+from kosmos.benchmark.results import Measured, Run, geometric_mean, quartiles, ratio, sustained_ratio
 
 if TYPE_CHECKING:
     from kosmos.benchmark.results import Results
@@ -43,6 +43,7 @@ def _header(header: dict) -> str:
         *told("seed {}", "seed"),
         *told("{} rounds", "rounds"),
         *told("{:g} s sustained", "sustained_s"),
+        *told("{} turns of it", "turns"),
         *([] if header.get("ended") else ["ended early: what was measured until then"]),
     ]
     lines = [", ".join(machine), ", ".join(versions), ", ".join(run), *told("{}", "command")]
@@ -63,8 +64,8 @@ def _case(measured: Measured) -> str:
     rows = [_row(measured, run) for run in measured.timed]
     if rows:
         base = f"× {case.base}"
-        above = ["", "burst", "", "", "", "", "× best", "× worst", "sustained", "", "", ""]
-        below = ["", "ms", "", "TFLOP/s", base, "", "fixed", "fixed", "ms", base, "MHz", "W"]
+        above = ["", "burst", "", "", "", "", "× best", "× worst", "sustained", "", "", "", ""]
+        below = ["", "ms", "", "TFLOP/s", base, "", "fixed", "fixed", "ms", base, "", "MHz", "W"]
         lines += aligned([above, below, *rows], heads=2)
     lines += _remarks(measured)
     return "\n  ".join(lines)
@@ -78,9 +79,10 @@ def _row(measured: Measured, run: Run) -> list[str]:
     for fixed in measured.fixed[:1] + measured.fixed[-1:] if len(measured.fixed) > 1 else [None, None]:
         row.append(_times(fixed, run)[0] if fixed and run.kind in ("one_way", "two_way") else "")
     if run.sustained is None:
-        return row + [""] * 4
+        return row + [""] * 5
     row.append(f"{run.sustained:#.4g}")
-    row.append(f"{base.sustained / run.sustained:.3f}" if base and base.sustained else "")
+    times = sustained_ratio(base, run) if base else None
+    row += [f"{times[1]:.3f}", f"{times[0]:.3f}–{times[2]:.3f}" * (len(run.turns) > 1)] if times else ["", ""]
     row += ["" if value is None else f"{value:.0f}" for value in (run.clock_mhz, run.power_w)]
     return row
 

@@ -296,7 +296,7 @@ class Results:
         from kosmos.benchmark.sustained.table import table  # an error in here is none of the file's
 
         path = path_text(path, KosmosArgumentError)
-        content = content_of(path, "power", FORMAT, "sweep")
+        content = content_of(path, "power", (FORMAT,), "sweep")
         try:
             found = cls._from_json(content)
             table(found)  # says everything, so that it is known to be readable
