@@ -278,6 +278,8 @@ def test_sustained_ratios_are_taken_turn_by_turn():
     run = Run("b", "asked", sustained_ms=[[2.0], [4.0], [6.0]])
     assert results.sustained_ratio(base, run) == pytest.approx((1.5, 1.5, 1.5)) and run.sustained == 4.0
     assert results.sustained_ratio(base, Run("c", "asked")) is None
+    run.sustained_ms.pop()  # interrupted in the last turn
+    assert results.sustained_ratio(base, run) == pytest.approx((1.5, 1.5, 1.5)) and run.sustained == 3.0
 
 
 def test_benchmarks_of_the_first_format_are_read(measured, tmp_path):

@@ -115,7 +115,7 @@ def no_close(log, count, claimed, TRACE: tl.constexpr):
 
 @pytest.mark.parametrize("target", ["gfx950", "sm_90"])
 @pytest.mark.parametrize("op", QUEUES)
-def test_without_a_trace_the_machine_code_is_that_of_a_kernel_without_the_calls(op, target, monkeypatch):
+def test_without_a_trace_the_code_is_that_of_a_kernel_without_the_calls(op, target, monkeypatch):
     module = importlib.import_module(f"kosmos.ops.{op}")
     kernel = getattr(module, f"{op}_kernel")
 

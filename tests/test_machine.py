@@ -140,7 +140,7 @@ def test_the_power_of_the_machines_is_that_of_the_sweep():
 
 
 def test_sustained_runs_are_predicted_from_the_sweep():
-    """The simulator with the power model of the sweep, and nothing else of it, against every point of the sweep."""
+    """The simulator with the power model of the sweep against every point of it."""
     swept = power.recording("workgroups")
     machine = swept.machine("H200")
     assert machine.name == "H200 sustained" and "sweep" in machine.sources["unit_w"]
@@ -149,10 +149,15 @@ def test_sustained_runs_are_predicted_from_the_sweep():
         usual = dict(m=8192, n=8192, k=8192, ranks=1, policy="fixed:0")
         trace = kosmos.simulate("all_gather_matmul", **usual, machine=machine, workgroups=row["workgroups"])
         found.append(2 * 8192**3 / trace.summary()["makespan_ns"] * 1e-3)
-        assert found[-1] == pytest.approx(row["tflops"], rel=0.03), row["workgroups"]
+        assert found[-1] == pytest.approx(row["tflops"], rel=0.025), row["workgroups"]
+        watts = trace.meta["energy_j"] / trace.summary()["makespan_ns"] * 1e9
+        assert watts == pytest.approx(row["power_w"], rel=0.05), row["workgroups"]
         assert found[-1] / found[0] == pytest.approx(row["kept"], abs=0.02), row["workgroups"]
+    for other in ("laptop", "MI355X", "H200/4"):
+        with pytest.raises(KosmosArgumentError, match=f"base='{other}' is not what was swept: that has 132 units"):
+            swept.machine(other)
     with pytest.raises(KosmosArgumentError, match="this machine models no power"):
-        swept.machine("laptop")
+        swept.machine(replace(machines["H200"], unit_w=0))
 
 
 def test_one_clock():

@@ -131,8 +131,39 @@ def test_the_performance_notes_say_what_was_measured():
     assert f"mean of the twelve {mean:.3f}, lowest {min(layers):.3f}" in " ".join(notes.split())
     assert f"it is {min(layers):.2f} to {max(layers):.2f} times" in " ".join(readme.split())
 
+    assert f"which is {times_as_fast(scatter, 'fixed:2'):.2f} of the unfused path in band order itself" in " ".join(
+        notes.split()
+    )
+
     eight = [times_as_fast(measured(f"eight_ranks_{op}")[0]) for op in ("all_gather_matmul", "matmul_reduce_scatter")]
     assert "{:.3f} (all-gather) and {:.3f} (reduce-scatter)".format(*eight) in notes
+
+
+def test_the_performance_notes_say_what_a_trace_costs():
+    notes = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    here = [100 * np.array(case.trace_cost) for case in measured("one_rank_orders")]
+    layers = [100 * np.array(case.trace_cost) for case in measured("llama_paced") if "Llama" in case.case.name]
+    medians, upper = [cost[1] for cost in here], [cost[2] for cost in here]
+    short = sorted(cost[2] for cost in layers)
+    assert f"costs {min(medians):.1f} to {max(medians):.1f} % here" in notes
+    assert f"at most {max(cost[1] for cost in layers):.1f} % in Llama-3's layers" in notes
+    assert f"{min(upper):.1f} to {max(upper):.1f} % here" in notes
+    assert f"one is at {short[-1]:.1f} % and the others below {short[-2]:.1f} %" in notes
+
+
+def test_the_performance_notes_say_what_paced_links_do():
+    notes = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    gather, scatter, slower = (case for case in measured("llama_paced") if case.case.link_gbps)
+
+    def best(case):
+        fixed = {run.name: np.median(run.burst_ms) for run in case.runs if run.name.startswith("fixed")}
+        return min(fixed, key=fixed.__getitem__)
+
+    for case in (gather, slower):
+        assert abs(times_as_fast(case, "one_way:4", "fixed:4") - 1) < 0.01
+    assert f"still gains {100 * (times_as_fast(scatter, 'one_way:4', 'fixed:4') - 1):.0f} %" in notes
+    assert f"is {times_as_fast(gather, base=best(gather)):.2f} of the best fixed crew" in notes
+    assert f"was {times_as_fast(scatter, base=best(scatter)):.2f} of the best, {best(scatter)}" in notes
 
 
 def test_the_performance_notes_say_which_crews_were_good():
@@ -144,7 +175,10 @@ def test_the_performance_notes_say_which_crews_were_good():
         crews = {crew: times_as_fast(case, f"one_way:{crew}", best) for crew in range(2, 11)}
         two = [times_as_fast(case, f"two_way:{crew}", best) for crew in (2, 4, 6, 8, 10)]
         against.append((crews, two))
-    (gather, _), (scatter, two) = against
+    (gather, both), (scatter, two) = against
+    lowest = min(times_as_fast(measured("crews")[0], f"fixed:{crew}") for crew in range(3, 11))
+    assert f"while the fixed ones fall to {lowest:.2f}" in notes
+    assert f"costs {100 * (1 - max(both)):.0f} to {100 * (1 - min(both)):.0f} %" in notes
     usual = [gather[crew] for crew in range(3, 11)]
     assert f"one-way from any crew of 3 to 10 is {min(usual):.3f} to {max(usual):.3f} of the best fixed" in notes
     assert f"from 2 it is {gather[2]:.2f}" in notes

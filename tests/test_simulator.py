@@ -667,13 +667,13 @@ def test_a_policy_or_an_order_that_never_ends_is_stopped(monkeypatch):
 
     begin = time.monotonic()
     stopped = "does not end: a call of it was stopped after"
-    with pytest.raises(KosmosArgumentError, match=f"policy endless {stopped} 0.3 s"):
+    with pytest.raises(KosmosArgumentError, match=rf"policy endless {stopped} 0\.[3-9] s"):
         simulate(RS, policy=endless)
-    with pytest.raises(KosmosArgumentError, match=f"order endless {stopped} 0.3 s"):
+    with pytest.raises(KosmosArgumentError, match=rf"order endless {stopped} 0\.[3-9] s"):
         simulate(RS, order=endless)
-    with pytest.raises(KosmosArgumentError, match=f"policy deaf {stopped} 1.[34] s"):
+    with pytest.raises(KosmosArgumentError, match=rf"policy deaf {stopped} 1\.[3-9] s"):
         simulate(RS, policy=deaf)
-    with pytest.raises(KosmosArgumentError, match=f"policy <lambda> {stopped} 0.6 s"):
+    with pytest.raises(KosmosArgumentError, match=rf"policy <lambda> {stopped} 0\.[6-9] s"):
         simulate(RS, policy=lambda view: time.sleep(0.6))
     assert time.monotonic() - begin < 10
     # many quick calls take longer together than one may
@@ -769,10 +769,12 @@ def test_no_run_is_below_its_bounds(how):
         dict(m=8192, n=16, k=8192, machine="H200/8", policy="two_way:4"),
         dict(m=8000, n=2, k=4096, machine="MI300X/8", tile=(1000, 1), order="random:789"),
         dict(m=4096, n=2048, k=1024, machine=replace(machines["H200"], on_w=9.0), policy="one_way:16"),
+        dict(m=4096, n=2048, k=1024, machine=replace(machines["H200"], on_w=15.0), policy="one_way:16"),
+        dict(m=1024, n=2048, k=2048, machine=replace(machines["MI355X"], on_w=15.0), policy="fixed:2", ranks=1),
     ],
 )
 def test_what_the_cache_may_have_and_units_that_slow_others_down_are_no_bound(how):
-    trace = kosmos.simulate(AG, ranks=8, **how)
+    trace = kosmos.simulate(AG, **{"ranks": 8} | how)
     assert 0 < max(trace.meta["bounds"].values()) <= trace.summary()["makespan_ns"]
 
 

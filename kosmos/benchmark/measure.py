@@ -287,7 +287,7 @@ def _measure(
 
     if sustained_s:
         lasting = _lasting(measured)
-        tell(f"sustained, {len(lasting)} variants of {sustained_s:g} s, {turns} turn{'s'[: turns > 1]}")
+        tell(f"sustained, {len(lasting)} variants of {sustained_s:g} s, {turns} {'turns' if turns > 1 else 'turn'}")
         told: dict[str, list[Sustained]] = {run.name: [] for run in lasting}
         for _ in range(turns):
             for run in shuffle.sample(lasting, len(lasting)):

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 NOTES = """\
 burst: one call of a few in a CUDA graph, on a device at rest; median and quartiles. × BASE: how many times as fast as
-it, from pairs of the same round. sustained: back to back, so that the power limit counts; mean of the last half."""
+it, from pairs of the same round. sustained: back to back, so that the power limit counts; the median of the turns,
+each the mean of its last half, and the ratio from pairs of the same turn."""
 
 
 def table(results: "Results") -> str:

@@ -10,10 +10,11 @@ _SHEET = "data sheet"
 _SUMS = "derived: AMD's data sheet gives the sum of both directions of all links"
 _SWEEP = "fitted to a sustained sweep of an H200, traces/h200/power/workgroups.json"
 _FITTED = "fitted to half of the traces in traces/h200/validation"
+"""wait_w and byte_pj as well as these leave them open: docs/simulator.md, power."""
 _EXPONENT, _IDLE_SHARE = 2.7, 150 / 685
 """Of a law without on_w, fitted to that sweep: for GPUs that nobody measured here. idle_w is that share of the cap."""
 _WAIT_SHARE, _BYTE_PJ = 0.25, 25.0
-"""Fitted to the traces with that law. wait_w is that share of unit_w."""
+"""About what the traces say with that law. wait_w is that share of unit_w."""
 _PLAIN = "assumed: that of an H200 in a law without on_w"
 _COPY = "assumed: of the order of an H200's 43 GB/s"
 _LATE = "assumed: an atomic in the last-level cache and a round trip between GPUs"
@@ -114,7 +115,7 @@ _H100_SOURCES = {
     "peak_mhz": _PEAK,
     **{name: "assumed: an H200's, the same die, " + said for name, said in _H200_SOURCES.items() if said != _PEAK},
 }
-# the whole of its idle share and of its full-load clock is that of an MI355X: the same die
+# an MI350X has the idle power and the unit of an MI355X: the same die
 _MI355X_IDLE, _MI355X_FULL = _IDLE_SHARE * 1400, 1610 / 2517 / 0.94
 _MI355X_UNIT = _unit_w(256, 1400, _MI355X_IDLE, _MI355X_FULL)
 _CDNA4 = "derived: units of 4096 operations a cycle, at the highest clock"

@@ -46,11 +46,12 @@ def _allowed(name: str, value: Any) -> str:
     if name in MAY_BE_NONE and value is None:
         return ""
     kind = "a whole number" if name in WHOLE else "a number"
-    if name == "exponent" and isinstance(value, int | float) and not value >= 1:
-        return "a number, 1 or more"
     number = isinstance(value, int if name in WHOLE else int | float) and not isinstance(value, bool)
     least = "0 or more" if name in MAY_BE_ZERO else "above 0"
-    if number and math.isfinite(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO)):
+    right = number and math.isfinite(value)
+    if name == "exponent":
+        return "" if right and value >= 1 else "a number, 1 or more"
+    if right and (value > 0 or (value == 0 and name in MAY_BE_ZERO)):
         return ""
     return f"{kind}, {least}"
 

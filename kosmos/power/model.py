@@ -190,8 +190,12 @@ def fit(observations: Sequence[Observation], max_mhz: float, byte_pj: float = 0.
     each = columns["watts"][free] / active[free]
     rate = columns["tflops"][free] / active[free] / columns["mhz"][free]
     start = {"idle_w": 0.2 * cap, "on_w": 0.2 * each, "unit_w": 0.6 * each, "exponent": 3.0, "rate": rate}
-    bounds = [[FREE[name][side] for name in names] for side in (0, 1)]
+    low, high = ([FREE[name][side] for name in names] for side in (0, 1))
     wanted = np.ones(len(OFF) * len(known))
     sigma = np.repeat(list(OFF.values()), len(known))
-    found, covariance = curve_fit(predicted, None, wanted, [start[name] for name in names], sigma, bounds=bounds)
+    begin = np.clip([start[name] for name in names], low, high)
+    try:
+        found, covariance = curve_fit(predicted, None, wanted, begin, sigma, bounds=(low, high))
+    except (RuntimeError, ValueError) as error:  # it does not converge, or a value is not finite
+        raise KosmosArgumentError(f"no power model fits these observations ({error})") from None
     return Fit(*model(found.tolist()), dict(zip(names, np.sqrt(np.diag(covariance)).tolist())), known)

@@ -202,8 +202,8 @@ def compiled(function: Callable[..., Any], **more: bool) -> Callable[..., Any]:
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For what each item goes through: it is put into the loop, since a call hands over every array of the state, two
-    hundred words. A run then takes less than half the time; more of it gains nothing and compiles longer."""
+    """For what each item goes through: a call would pass some 200 values, every array of the state, and a run would
+    take twice as long. To inline further functions gains nothing and compiles longer."""
     return compiled(function, forceinline=True)
 
 
@@ -518,7 +518,7 @@ def _set_clock(s, d, t):
     if allowed >= top:
         allowed = top
     else:
-        allowed = max(np.floor(allowed / run.clock_step + 1e-9) * run.clock_step, 0.05)
+        allowed = max(np.floor(allowed / run.clock_step + 1e-9) * run.clock_step, power.LEAST_SHARE)
     if allowed == share:
         return
     device.share = allowed

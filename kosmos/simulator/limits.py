@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kosmos.machine.power import LEAST_SHARE
 from kosmos.simulator.setup import Work, blocks, resources_of
 
 
@@ -47,7 +48,8 @@ def _copied(work: Work) -> np.ndarray:
 
 def _work_ns(work: Work) -> float:
     """With b of its N workgroups building on average, a device's builders do g(b) = b * clock share(b), which is
-    concave: builders' work B and copies' workgroup time C fit into a time T only if T * g(N - C / T) >= B.
+    concave above the lowest share: builders' work B and copies' workgroup time C fit into a time T only if
+    T * g(N - C / T) >= B.
     """
     machine = work.machine
     units = work.workgroups * machine.sharing
@@ -57,9 +59,10 @@ def _work_ns(work: Work) -> float:
         return busy * machine.clock_share(busy * work.product_share, 0.0, busy * stream)
 
     best = float(units)
-    if machine.on_w:
-        # more units may then be slower: the most is where g is, in the middle of ever smaller brackets
-        low, best = 0.0, float(units)
+    if machine.cap_w and machine.on_w:
+        # more units may then be slower: where g is the most, or at the lowest share, which no cap goes below
+        best = min(best, (machine.cap_w - machine.idle_w) / machine.on_w / work.product_share)
+        low = 0.0
         while best - low > 1e-6 * units:
             left, right = low + (best - low) / 3, best - (best - low) / 3
             low, best = (left, best) if speed(left) < speed(right) else (low, right)
@@ -79,7 +82,8 @@ def _work_ns(work: Work) -> float:
         low, high = copy / units, (copy + 20 * build) / units + 1
         for _ in range(60):
             middle = (low + high) / 2
-            enough = middle * speed(min(max(units - copy / middle, 0.0), best)) >= build
+            free = max(units - copy / middle, 0.0)
+            enough = middle * max(speed(min(free, best)), LEAST_SHARE * free) >= build
             low, high = (low, middle) if enough else (middle, high)
         least = max(least, low)
     return least

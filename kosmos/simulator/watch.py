@@ -49,6 +49,7 @@ class Watched:
         self.what = what
         self._lock = threading.Lock()
         self._since: float | None = None
+        self._patience = CALL_SECONDS
         self._took = 0.0
         self._thread = threading.get_ident()
         self._over = threading.Event()
@@ -65,6 +66,7 @@ class Watched:
             ) from None
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        self._patience = CALL_SECONDS
         since = self._since = time.monotonic()
         try:
             return function(*args)
@@ -74,12 +76,11 @@ class Watched:
                 self._took = time.monotonic() - since
 
     def _watch(self) -> None:
-        patience = CALL_SECONDS
         while not self._over.wait(CALL_SECONDS / 50):
             with self._lock:
-                if self._since is not None and time.monotonic() - self._since > patience:
+                if self._since is not None and time.monotonic() - self._since > self._patience:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_TooLong))
-                    patience += 1.0  # it may have caught that
+                    self._patience += 1.0  # it may have caught that
 
 
 def run_asked(

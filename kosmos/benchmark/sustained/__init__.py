@@ -63,7 +63,8 @@ def sweep(
     by default "matmul", and "matmul_reduce_scatter" for policies. m, n, k: the GEMM that each rank runs.
     seconds: of one run; the first half second is left out. turns: how often everything is run. hz: readings of the
     sensor a second. seed: of the inputs and the order. output: a JSON file. progress: a bar on stderr.
-    recording: the file that is loaded instead where there is no GPU, by default the one that was measured on an H200.
+    recording: the file that is loaded instead where there is no GPU, by default the one that was measured on an H200;
+    seconds, turns, hz and seed are then the recording's.
     traces: takes, for some points by index, the trace of the last launch that was recorded. runner, sensor: what runs
     and what is read, by default the GPU's own.
 
@@ -149,13 +150,14 @@ def _recorded(over: str, missing: str, path: str | os.PathLike[str] | None) -> "
 
 
 def _differs(asked: Sweep, recorded: Sweep, names: Iterable[str]) -> str:
-    """In which of these the points of a recording are not those that were asked for, as the end of a sentence."""
+    """Which of the values that were asked for are not in a recording, as the end of a sentence."""
     off = []
     for name in names:
         wanted, found = (list(dict.fromkeys(getattr(point, name) for point in one.points)) for one in (asked, recorded))
-        if wanted != found:
-            told = (", ".join(map(str, values)) for values in (found, wanted))
-            off.append("{} {} instead of {}".format(name, *told))
+        missing = [value for value in wanted if value not in found]
+        if missing:
+            told = (", ".join(map(str, values)) for values in (found, missing))
+            off.append("{} {}, not {}".format(name, *told))
     return f". It is not what was asked for: {'; '.join(off)}" if off else ""
 
 

@@ -1,7 +1,6 @@
 """The command `kosmos power`."""
 
 import argparse
-import contextlib
 import io
 import os
 import sys
@@ -172,8 +171,10 @@ def _give(results: Any, figure: str | None) -> None:
     """The table, the model that is fitted to it where one can be, and the picture if one is asked for."""
     sys.stdout.write(str(results))
     if results.sweep.over == "workgroups":
-        with contextlib.suppress(KosmosError):
+        try:
             print(f"\n{results.fit()}")
+        except KosmosError as error:
+            print(f"\nno power model: {error}")
     if figure:
         picture = io.BytesIO()
         results.plot().savefig(picture, format=_picture_format(figure), dpi=200)

@@ -232,26 +232,35 @@ class Results:
             found.append(Observation(point.active, tiles, row["tflops"], row["clock_mhz"], row["power_w"], gbps))
         return found
 
-    def fit(self, *, on: bool = True) -> Fit:
-        """The power model that describes a sweep over workgroups; on: as in kosmos.power.model.fit. Raises
-        KosmosArgumentError for another sweep, or one that says too little."""
+    def fit(self, *, on: bool = True, byte_pj: float | None = None) -> Fit:
+        """The power model that describes a sweep over workgroups; on: as in kosmos.power.model.fit. byte_pj: what a
+        byte takes, by default what the sweep's copies say. Raises KosmosArgumentError for another sweep, or one that
+        says too little."""
         if self.sweep.over != "workgroups":
             raise KosmosArgumentError(f"a power model is fitted to a sweep over workgroups, not over {self.sweep.over}")
         highest = self.header.get("max_clock_mhz")
         known = self.observations()
         if not known or not highest:
             raise KosmosArgumentError("this sweep has no clock and power to fit a model to")
-        return fit(known, float(highest), self.byte_pj or 0.0, on=on)
+        byte_pj = (self.byte_pj or 0.0) if byte_pj is None else byte_pj
+        return fit(known, float(highest), byte_pj, on=on)
 
     def machine(self, base: str | Machine = "H200") -> Machine:
         """The machine model of the GPU that was swept, with the power of this sweep: it is one of runs that last for
         seconds, where the model of its name is one of short bursts.
 
         base: that model, of the whole GPU. Its clocks are those that kernels count, which while units multiply are
-        below the sensor's; the fitted power of a unit is that at the clock counted. Raises KosmosArgumentError for a
-        sweep that says too little.
+        below the sensor's; the fitted power of a unit is that at the clock counted. What a byte takes, and the share of
+        a waiting unit, is that of `base`. Raises KosmosArgumentError for a sweep that says too little, and for the
+        model of another GPU.
         """
-        base, model = machine_named(base), self.fit().model
+        base = machine_named(base)
+        swept = (self.header.get("units"), self.header.get("max_clock_mhz"))
+        if base.sharing > 1 or swept != (base.units, base.clock_mhz):
+            raise KosmosArgumentError(
+                f"base={base.name!r} is not what was swept: that has {swept[0]} units and a clock of {swept[1]} MHz"
+            )
+        model = self.fit(byte_pj=base.byte_pj).model
         counted = [row["kernel_mhz"] / row["clock_mhz"] for row in self.rows() if row["kernel_mhz"]]
         if not counted or not base.unit_w:
             raise KosmosArgumentError("this sweep has no clocks counted in kernels, or this machine models no power")
@@ -267,6 +276,8 @@ class Results:
             busy_mhz=share * model.max_mhz,
         )
         sources = {**base.sources, **dict.fromkeys(said, "fitted to a sustained sweep over workgroups")}
+        sources["wait_w"] = "derived: its share of unit_w is that of the machine for short bursts"
+        sources["busy_mhz"] = "derived: the highest clock, times what kernels count of the sensor's clock"
         return replace(base, name=f"{base.name} sustained", sources=sources, **said)
 
     @property
